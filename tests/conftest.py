@@ -22,7 +22,7 @@ from tests.support.polling import eventually
 
 # Every process that a test starts inherits this mark, so that none can outlive the run unseen.
 RUN_MARK = f"AGENTSITE_TEST_RUN={uuid.uuid4()}"
-os.environ.update([RUN_MARK.split("=")])
+os.environ["AGENTSITE_TEST_RUN"] = RUN_MARK.partition("=")[2]
 STRICT = os.environ.get("AGENTSITE_REQUIRE_SERVICES") == "1"
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,9 +42,7 @@ hypothesis_settings.register_profile(
     database=_examples,
     print_blob=True,
 )
-hypothesis_settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default")
-)
+hypothesis_settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
 
 def pytest_report_header() -> list[str]:
@@ -124,9 +122,7 @@ def _processes_of_this_run() -> list[tuple[int, str]]:
         try:
             # A zombie has no command line: it has ended and only waits to be asked about.
             if pid != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                command = (
-                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                )
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 if command:
                     found.append((pid, command))
         except OSError:

@@ -115,9 +115,7 @@ def test_threads_race_on_connections_of_their_own() -> None:
 def test_a_child_command_sees_what_the_test_wrote() -> None:
     user = factories.operator("ana")
     assert user.has_perms([factories.SEE, factories.DECIDE])
-    shown = run_manage(
-        "shell", "-c", "from django.contrib.auth.models import User; print(User.objects.get().username)"
-    )
+    shown = run_manage("shell", "-c", "from django.contrib.auth.models import User; print(User.objects.get().username)")
     assert shown.returncode == 0, shown.stderr
     assert "ana" in shown.stdout
     assert database_url().startswith(("sqlite:////", "postgres://"))

@@ -70,8 +70,7 @@ def agent_token(
     """Make a token and return it with its secret; without scopes it has those of an agent that writes and asks."""
     return access.create_token(
         name=name or f"agent{next(_count)}",
-        scopes=list(scopes)
-        or ["generations:write", "generations:read", "approvals:request", "approvals:read"],
+        scopes=list(scopes) or ["generations:write", "generations:read", "approvals:request", "approvals:read"],
         owner=owner,
         claim_tools=tuple(claim_tools),
         expires_at=expires_at,

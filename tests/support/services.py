@@ -33,9 +33,7 @@ def database_name() -> str:
 def chromium() -> str | None:
     """Return the path of a Chromium: AGENTSITE_CHROMIUM, or the system's."""
     named = os.environ.get("AGENTSITE_CHROMIUM")
-    return named or next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
+    return named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @cache
@@ -49,9 +47,7 @@ def all_services() -> dict[str, Service]:
         ),
         "redis": Service("Redis", "set REDIS_URL=redis://host:6379/0", _redis()),
         "browser": Service("Chromium", "apt-get install chromium, or set AGENTSITE_CHROMIUM", chromium()),
-        "node": Service(
-            "Node", "install Node 20 or newer, then: npm ci --prefix tests/js", shutil.which("node")
-        ),
+        "node": Service("Node", "install Node 20 or newer, then: npm ci --prefix tests/js", shutil.which("node")),
     }
 
 
