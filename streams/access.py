@@ -205,7 +205,7 @@ def find_generation(caller: Caller, generation_id: UUID | str) -> Generation:
 
 
 def find_writable_generation(caller: Caller, generation_id: UUID | str) -> Generation:
-    """Return a generation whose words this caller may write: its own. NotFound when unseen, NotAllowed when seen only."""
+    """Return a generation this caller may write to: its own. Raises NotFound, or NotAllowed for one it only sees."""
     generation = find_generation(caller, generation_id)
     require(caller, "generations:write", None)
     if caller.token is None or generation.token_id != caller.token.pk:

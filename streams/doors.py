@@ -1,0 +1,450 @@
+"""What every HTTP door does alike: who calls, strict JSON in, exact JSON out, problems, lists, and waiting.
+
+Doors parse, call one verb and map its answer. Whatever is sent, the answer is a 4xx that names the place; only a
+fault of ours is a 500.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import IO, Any, ParamSpec, TypeVar, cast
+from uuid import UUID
+
+import msgspec
+from asgiref.sync import SyncToAsync
+from channels.db import DatabaseSyncToAsync
+from django.conf import settings
+from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.db import DataError, InterfaceError, OperationalError
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, UnreadablePostError
+from django.middleware.csrf import CsrfViewMiddleware
+from django.utils.dateparse import parse_datetime
+from django.views.decorators.csrf import csrf_exempt
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from rest_framework import exceptions as drf
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.parsers import BaseParser
+from rest_framework.renderers import BaseRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from streams import access, doorbell, shape, strictjson
+from streams.access import Caller
+from streams.problems import Invalid, NotAllowed, NotFound, NotSignedIn, Problem, TooLarge, TryAgain
+from streams.protocol import BadChunk
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound=msgspec.Struct)
+
+PROBLEM_TYPE = "application/problem+json"
+MAX_WAIT_SECONDS = 30
+RETRY_AFTER_SECONDS = 1
+
+
+# --- who calls ----------------------------------------------------------------------------------------------------
+
+
+class CsrfFailed(NotAllowed):
+    """A page is stale or a request was forged: a fresh CSRF token helps the one and not the other."""
+
+    code = "csrf_failed"
+
+
+class OriginRefused(NotAllowed):
+    code = "origin_refused"
+
+
+def caller_of(request: HttpRequest) -> Caller:
+    """Return who makes this request; raise NotSignedIn, CsrfFailed or OriginRefused.
+
+    A bearer token counts alone: cookies beside it are not looked at. Without one the session counts, if a browser
+    of this very origin sent it; whatever may change something needs the CSRF token as well.
+    """
+    address = request.META.get("REMOTE_ADDR", "")[:64]
+    request_id = _request_id(request)
+    header = request.META.get("HTTP_AUTHORIZATION", "")
+    if header:
+        scheme, _, secret = header.partition(" ")
+        if scheme.lower() != "bearer":
+            raise NotSignedIn("the authorization scheme is Bearer")
+        return access.caller_for_token(secret=secret.strip(), door="http", address=address, request_id=request_id)
+    caller = access.caller_for_user(user=request.user, door="http", address=address, request_id=request_id)
+    _check_origin(request)
+    return caller
+
+
+def _check_origin(request: HttpRequest) -> None:
+    origin = request.META.get("HTTP_ORIGIN")
+    if origin is not None and not access.origin_allowed(
+        origin=origin, host=request.get_host(), scheme=request.scheme or "http"
+    ):
+        raise OriginRefused("this origin may not use a session here")
+    check = _CsrfCheck(lambda _: HttpResponse())
+    check.process_request(request)
+    reason = check.process_view(request, lambda _: HttpResponse(), (), {})
+    if reason is not None:
+        raise CsrfFailed(f"CSRF: {reason}")
+
+
+class _CsrfCheck(CsrfViewMiddleware):
+    """Django's own check, which says why instead of answering a page."""
+
+    def _reject(self, request: HttpRequest, reason: str) -> Any:  # noqa: ARG002
+        return reason
+
+
+_REQUEST_ID = re.compile(r"[!-~]{1,64}")
+
+
+def _request_id(request: HttpRequest) -> str:
+    given = request.META.get("HTTP_X_REQUEST_ID", "")
+    return given if _REQUEST_ID.fullmatch(given) else ""
+
+
+class ActorAuthentication(BaseAuthentication):
+    """Put the Caller into `request.auth`."""
+
+    def authenticate(self, request: Request) -> tuple[Any, Caller]:
+        caller = caller_of(request._request)
+        return caller.user, caller
+
+    def authenticate_header(self, request: Request) -> str:  # noqa: ARG002
+        return "Bearer"
+
+
+class ActorAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = ActorAuthentication
+    name = ["bearer", "session"]
+
+    def get_security_definition(self, auto_schema: Any) -> list[dict[str, Any]]:  # noqa: ARG002
+        return [
+            {"type": "http", "scheme": "bearer", "description": "An agent's token: ags_PREFIX_SECRET"},
+            {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME},
+        ]
+
+
+# --- JSON in and out ----------------------------------------------------------------------------------------------
+
+
+def read_body(request: HttpRequest | IO[bytes], *, limit: int, declared: object = None) -> bytes:
+    """Read a body of at most `limit` bytes; TooLarge beyond it, before the rest is read."""
+    if isinstance(declared, str) and declared.isascii() and declared.isdigit() and int(declared[:12]) > limit:
+        raise TooLarge(f"a body is at most {limit} bytes here", limit=limit)
+    data: bytes = request.read(limit + 1)
+    if len(data) > limit:
+        raise TooLarge(f"a body is at most {limit} bytes here", limit=limit)
+    return data
+
+
+class StrictJSONParser(BaseParser):
+    media_type = "application/json"
+
+    def parse(
+        self,
+        stream: Any,
+        media_type: str | None = None,  # noqa: ARG002
+        parser_context: Mapping[str, Any] | None = None,  # noqa: ARG002
+    ) -> Any:
+        limit: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0
+        data = read_body(stream, limit=limit, declared=stream.META.get("CONTENT_LENGTH"))
+        return strictjson.loads(data, max_depth=strictjson.MAX_BODY_DEPTH) if data else {}
+
+
+class ExactJSONRenderer(BaseRenderer):
+    """Write ints and Decimals digit for digit. Bytes are JSON already."""
+
+    media_type = "application/json"
+    format = "json"
+    charset = None
+
+    def render(
+        self,
+        data: Any,
+        accepted_media_type: str | None = None,  # noqa: ARG002
+        renderer_context: Mapping[str, Any] | None = None,  # noqa: ARG002
+    ) -> bytes:
+        if data is None:
+            return b""
+        return data if isinstance(data, bytes) else strictjson.dumps_bytes(data)
+
+
+# --- problems -----------------------------------------------------------------------------------------------------
+
+_FRAMEWORK_CODES: dict[int, str] = {
+    400: "invalid",
+    401: "not_signed_in",
+    403: "not_allowed",
+    404: "not_found",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    413: "too_large",
+    415: "unsupported_media_type",
+    429: "rate_limited",
+}
+
+
+class _Framework(Problem):
+    """A refusal the framework made, with its own status."""
+
+    def __init__(self, detail: str, status: int) -> None:
+        super().__init__(detail, code=_FRAMEWORK_CODES.get(status, "invalid"))
+        self.http_status = status
+
+
+def as_problem(error: BaseException) -> Problem | None:
+    """Name the situation an exception tells of; None for what is a fault of ours."""
+    match error:
+        case Problem():
+            return error
+        case strictjson.BadJSON():
+            kind = TooLarge if error.code == "too_large" else Invalid
+            return kind(error.detail, code=error.code, field=error.field, limit=error.limit)
+        case BadChunk():
+            kind = TooLarge if error.code == "too_large" else Invalid
+            return kind(error.detail, code=error.code, index=error.index, field=error.field)
+        case drf.APIException():
+            return _Framework(str(error.detail), error.status_code)
+        case Http404():
+            return NotFound("there is nothing here")
+        case PermissionDenied():
+            return NotAllowed("this is not allowed")
+        case RequestDataTooBig():
+            return TooLarge("the body is too large", limit=settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+        case SuspiciousOperation() | UnreadablePostError():
+            return Invalid("the request can't be read")
+        case OperationalError() | InterfaceError():
+            # Nobody knows whether it was committed: the same request, sent again, learns the truth.
+            log.warning("the database is out of reach: %s", error)
+            return TryAgain("the database can't be reached; send the same request again")
+        case DataError():
+            log.warning("the database refused a value a door let through: %s", error)
+            return Invalid("a value can't be kept")
+    return None
+
+
+def status_of(problem: Problem) -> int:
+    return getattr(problem, "http_status", problem.status)
+
+
+def problem_document(problem: Problem) -> dict[str, Any]:
+    status = status_of(problem)
+    return {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "code": problem.code,
+        "detail": problem.detail,
+        **problem.fields,
+    }
+
+
+def problem_headers(problem: Problem) -> dict[str, str]:
+    headers = {"Cache-Control": "no-store"}
+    status = status_of(problem)
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status in (429, 503) or problem.code == "in_flight":
+        headers["Retry-After"] = str(problem.fields.get("retryAfterSeconds", RETRY_AFTER_SECONDS))
+    return headers
+
+
+def problem_http(problem: Problem) -> HttpResponse:
+    """Answer a problem from a plain Django view."""
+    return HttpResponse(
+        strictjson.dumps_bytes(problem_document(problem)),
+        status=status_of(problem),
+        content_type=PROBLEM_TYPE,
+        headers=problem_headers(problem),
+    )
+
+
+def problem_response(error: Exception, context: Mapping[str, Any]) -> Response | None:
+    """Be DRF's exception handler."""
+    problem = as_problem(error)
+    if problem is None:
+        return None
+    headers = problem_headers(problem)
+    if isinstance(error, drf.MethodNotAllowed):
+        headers["Allow"] = ", ".join(context["view"].allowed_methods)
+    return Response(problem_document(problem), status=status_of(problem), headers=headers, content_type=PROBLEM_TYPE)
+
+
+@csrf_exempt
+def unknown_address(request: HttpRequest, rest: str = "") -> HttpResponse:  # noqa: ARG001
+    """Answer what is under /api/ and no call."""
+    return problem_http(NotFound("there is no such call"))
+
+
+# --- views --------------------------------------------------------------------------------------------------------
+
+
+class View(APIView):
+    """A door of the JSON API. `caller` is set; OPTIONS is no call."""
+
+    metadata_class = None
+
+    @property
+    def caller(self) -> Caller:
+        caller = self.request.auth
+        if not isinstance(caller, Caller):
+            raise NotSignedIn("sign in first")
+        return caller
+
+    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
+        # DRF takes a body without Content-Length (chunked) for an empty one, which would lose it in silence.
+        if not request.META.get("CONTENT_LENGTH") and request.META.get("HTTP_TRANSFER_ENCODING"):
+            request.META["CONTENT_LENGTH"] = str(len(request.body))
+        return super().initialize_request(request, *args, **kwargs)
+
+    def body(self, wanted: type[S]) -> S:
+        """Return the request's body as `wanted`."""
+        return shape.read(self.request.data, wanted)
+
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
+        final = super().finalize_response(request, response, *args, **kwargs)
+        if "Cache-Control" not in final:
+            final["Cache-Control"] = "no-store"
+        return final
+
+
+def page_limit(request: Request | HttpRequest, *, default: int = 50, most: int = 200) -> int:
+    return query_int(request, "limit", low=1, high=most, default=default)
+
+
+def query_int(request: Request | HttpRequest, name: str, *, low: int, high: int, default: int) -> int:
+    """Read a whole number from the query: digits only, in range, else Invalid with `field`."""
+    text = request.GET.get(name)
+    if text is None or text == "":
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 19) or not low <= int(text) <= high:
+        raise Invalid(f"{name} is a whole number from {low} to {high}", field=name)
+    return int(text)
+
+
+def query_text(request: Request | HttpRequest, name: str, *, high: int = 200) -> str:
+    return shape.text(request.GET.get(name, ""), field=name, high=high)
+
+
+def query_time(request: Request | HttpRequest, name: str) -> datetime | None:
+    """Read a time with its zone."""
+    text = request.GET.get(name)
+    if not text:
+        return None
+    try:
+        moment = parse_datetime(text)
+        if moment is not None and moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise Invalid(f"{name} is a time with a zone, as in 2026-11-30T12:00:00Z", field=name)
+
+
+def cursor_text(moment: datetime, key: UUID) -> str:
+    """Name the last row of a page, newest first; opaque to clients."""
+    return base64.urlsafe_b64encode(f"{moment.astimezone(UTC).isoformat()} {key.hex}".encode()).decode().rstrip("=")
+
+
+def query_cursor(request: Request | HttpRequest) -> tuple[datetime, UUID] | None:
+    text = request.GET.get("cursor")
+    if not text:
+        return None
+    try:
+        decoded = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
+        moment, _, key = decoded.partition(" ")
+        when = datetime.fromisoformat(moment)
+        if when.tzinfo is not None:
+            return when.astimezone(UTC), UUID(key)
+    except (ValueError, OverflowError):
+        pass
+    raise Invalid("this cursor was not given by a list", field="cursor")
+
+
+def path_uuid(text: str, *, what: str) -> UUID:
+    """Read an id from the address; one that can't exist is one that does not."""
+    if re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", text):
+        return UUID(text)
+    raise NotFound(f"no such {what}")
+
+
+# --- threads and waiting ------------------------------------------------------------------------------------------
+
+# Long-lived, so that SQLite keeps its connections (0.4 ms an append against 2.5): Django's ASGI handler would make
+# a thread, and with it a connection, for every request.
+_threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="door")
+
+
+async def run(verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run sync work with the ORM in a thread; its connection goes back to the pool when it is done.
+
+    Under a real server it runs in the door's own threads. Elsewhere (test client, scripts) it runs where Django
+    expects it, so that a test's open transaction is seen.
+    """
+    on_server = SyncToAsync.thread_sensitive_context.get(None) is not None
+    bridge = (
+        DatabaseSyncToAsync(verb, thread_sensitive=False, executor=_threads)
+        if on_server
+        else DatabaseSyncToAsync(verb, thread_sensitive=True)
+    )
+    return cast(R, await bridge(*args, **kwargs))
+
+
+@dataclass(frozen=True)
+class Wait:
+    """How a response may still change: `again` reads anew in a thread; None means nothing is new."""
+
+    seconds: float
+    topics: tuple[str, ...]
+    again: Callable[[], Response | None]
+
+
+def waiting(response: Response, wait: Wait | None) -> Response:
+    """Let `hold` keep this response back until `again` gives another or the time is up; at most 30 s."""
+    if wait is not None and wait.seconds > 0:
+        response.wait = wait  # type: ignore[attr-defined]
+    return response
+
+
+def hold(view: Callable[..., HttpResponseBase]) -> Callable[..., Awaitable[HttpResponseBase]]:
+    """Make a sync DRF view async: it runs in a thread, and waits, if it wants to, without one.
+
+    A client that goes away ends the wait: Django's ASGI handler cancels the request's task.
+    """
+
+    @csrf_exempt
+    async def held(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        response = await run(view, request, *args, **kwargs)
+        wait: Wait | None = getattr(response, "wait", None)
+        if wait is None or not isinstance(response, Response):
+            return response
+
+        def again() -> Response | None:
+            try:
+                return wait.again()
+            except Exception as error:
+                late = problem_response(error, cast(Any, response).renderer_context)
+                if late is None:
+                    raise
+                return late
+
+        seconds = min(wait.seconds, MAX_WAIT_SECONDS)
+        late = await doorbell.wait_until(again, *wait.topics, seconds=seconds)
+        if late is None:
+            return response
+        for name in ("accepted_renderer", "accepted_media_type", "renderer_context"):
+            setattr(late, name, getattr(response, name))
+        if "Cache-Control" not in late:
+            late["Cache-Control"] = "no-store"
+        return late
+
+    return held
