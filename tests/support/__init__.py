@@ -3,7 +3,6 @@
 `from tests.support import eventually, Server, TcpProxy, PostgresProxy, in_threads, factories`
 """
 
-from tests.support import factories
 from tests.support.polling import eventually, eventually_async
 from tests.support.postgres_proxy import PostgresProxy
 from tests.support.processes import Server, database_url, free_port, run_manage, start_manage
@@ -17,7 +16,6 @@ __all__ = [
     "database_url",
     "eventually",
     "eventually_async",
-    "factories",
     "free_port",
     "in_threads",
     "run_manage",
