@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from django.db import connection
 
@@ -20,7 +21,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def sql() -> tuple[str, list[object]]:
+def sql() -> tuple[str, list[Any]]:
     """Return the same moment as an SQL expression and its parameters."""
     if connection.vendor == "postgresql":
         return "clock_timestamp()", []

@@ -1,4 +1,4 @@
-"""What every HTTP door does alike: who calls, strict JSON in, exact JSON out, problems, lists, and waiting.
+"""What every HTTP door does alike: who calls, strict JSON in, exact JSON out, problems and lists.
 
 Doors parse, call one verb and map its answer. Whatever is sent, the answer is a 4xx that names the place; only a
 fault of ours is a 500.
@@ -9,17 +9,13 @@ from __future__ import annotations
 import base64
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import IO, Any, ParamSpec, TypeVar, cast
+from typing import IO, Any, TypeVar
 from uuid import UUID
 
 import msgspec
-from asgiref.sync import SyncToAsync
-from channels.db import DatabaseSyncToAsync
 from django.conf import settings
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.db import DataError, InterfaceError, OperationalError
@@ -36,19 +32,16 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from streams import access, doorbell, shape, strictjson
+from streams import access, shape, strictjson
 from streams.access import Caller
 from streams.problems import Invalid, NotAllowed, NotFound, NotSignedIn, Problem, TooLarge, TryAgain
 from streams.protocol import BadChunk
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
 S = TypeVar("S", bound=msgspec.Struct)
 
 PROBLEM_TYPE = "application/problem+json"
-MAX_WAIT_SECONDS = 30
 RETRY_AFTER_SECONDS = 1
 
 
@@ -212,7 +205,7 @@ def as_problem(error: BaseException) -> Problem | None:
             return kind(error.detail, code=error.code, field=error.field, limit=error.limit)
         case BadChunk():
             kind = TooLarge if error.code == "too_large" else Invalid
-            return kind(error.detail, code=error.code, index=error.index, field=error.field)
+            return kind(error.detail, code=error.code, index=error.index, field=error.field, limit=error.limit)
         case drf.APIException():
             return _Framework(str(error.detail), error.status_code)
         case Http404():
@@ -375,76 +368,3 @@ def path_uuid(text: str, *, what: str) -> UUID:
     if re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", text):
         return UUID(text)
     raise NotFound(f"no such {what}")
-
-
-# --- threads and waiting ------------------------------------------------------------------------------------------
-
-# Long-lived, so that SQLite keeps its connections (0.4 ms an append against 2.5): Django's ASGI handler would make
-# a thread, and with it a connection, for every request.
-_threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="door")
-
-
-async def run(verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run sync work with the ORM in a thread; its connection goes back to the pool when it is done.
-
-    Under a real server it runs in the door's own threads. Elsewhere (test client, scripts) it runs where Django
-    expects it, so that a test's open transaction is seen.
-    """
-    on_server = SyncToAsync.thread_sensitive_context.get(None) is not None
-    bridge = (
-        DatabaseSyncToAsync(verb, thread_sensitive=False, executor=_threads)
-        if on_server
-        else DatabaseSyncToAsync(verb, thread_sensitive=True)
-    )
-    return cast(R, await bridge(*args, **kwargs))
-
-
-@dataclass(frozen=True)
-class Wait:
-    """How a response may still change: `again` reads anew in a thread; None means nothing is new."""
-
-    seconds: float
-    topics: tuple[str, ...]
-    again: Callable[[], Response | None]
-
-
-def waiting(response: Response, wait: Wait | None) -> Response:
-    """Let `hold` keep this response back until `again` gives another or the time is up; at most 30 s."""
-    if wait is not None and wait.seconds > 0:
-        response.wait = wait  # type: ignore[attr-defined]
-    return response
-
-
-def hold(view: Callable[..., HttpResponseBase]) -> Callable[..., Awaitable[HttpResponseBase]]:
-    """Make a sync DRF view async: it runs in a thread, and waits, if it wants to, without one.
-
-    A client that goes away ends the wait: Django's ASGI handler cancels the request's task.
-    """
-
-    @csrf_exempt
-    async def held(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        response = await run(view, request, *args, **kwargs)
-        wait: Wait | None = getattr(response, "wait", None)
-        if wait is None or not isinstance(response, Response):
-            return response
-
-        def again() -> Response | None:
-            try:
-                return wait.again()
-            except Exception as error:
-                late = problem_response(error, cast(Any, response).renderer_context)
-                if late is None:
-                    raise
-                return late
-
-        seconds = min(wait.seconds, MAX_WAIT_SECONDS)
-        late = await doorbell.wait_until(again, *wait.topics, seconds=seconds)
-        if late is None:
-            return response
-        for name in ("accepted_renderer", "accepted_media_type", "renderer_context"):
-            setattr(late, name, getattr(response, name))
-        if "Cache-Control" not in late:
-            late["Cache-Control"] = "no-store"
-        return late
-
-    return held

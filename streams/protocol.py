@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from streams import strictjson
+from streams import shape, strictjson
 
 MAX_CHUNKS = 1_000
 MAX_BODY_BYTES = 1_048_576
 MAX_CHUNK_BYTES = 262_144
+# What a browser still counts exactly; every counter on the wire stays below it.
+MAX_COUNT = 2**53 - 1
 
 ActorKind = Literal["person", "token", "policy", "clock"]
 DoneReason = Literal["stop", "tool_use", "length", "cancel", "error"]
@@ -85,6 +87,8 @@ _one = msgspec.json.Decoder(Chunk)
 encode = msgspec.json.Encoder().encode
 # NUL can't be kept by PostgreSQL, lone surrogates by nobody; both hide in escapes as well.
 _SUSPECT = re.compile(rb"\\u(0000|[dD][89a-fA-F])|\x00")
+# Every member of an object has one; texts may hold more of them, which only costs a slow reading.
+MEMBER = re.compile(rb'"[ \t\r\n]*:')
 
 
 class BadChunk(ValueError):
@@ -92,37 +96,39 @@ class BadChunk(ValueError):
 
     code = "invalid"
 
-    def __init__(self, detail: str, *, index: int, field: str | None = None, code: str = "invalid") -> None:
+    def __init__(
+        self, detail: str, *, index: int, field: str | None = None, code: str = "invalid", limit: int | None = None
+    ) -> None:
         super().__init__(detail)
-        self.detail, self.index, self.field, self.code = detail, index, field, code
+        self.detail, self.index, self.field, self.code, self.limit = detail, index, field, code, limit
 
 
 def decode_chunk(raw: bytes | str | msgspec.Raw, *, index: int = 0) -> Chunk:
     """Decode and check one chunk; raise BadChunk with `index`."""
     data = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
     if len(data) > MAX_CHUNK_BYTES:
-        raise BadChunk(f"a chunk is at most {MAX_CHUNK_BYTES} bytes", index=index, code="too_large")
+        raise BadChunk(
+            f"a chunk is at most {MAX_CHUNK_BYTES} bytes", index=index, code="too_large", limit=MAX_CHUNK_BYTES
+        )
     try:
         chunk = _one.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadChunk(str(error), index=index) from None
+    except RecursionError:
+        raise BadChunk("the chunk is nested too deep", index=index) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        told = shape.refusal(str(error))
+        raise BadChunk(told.detail, index=index, field=told.fields.get("field")) from None
     # The slow strict reading only where something smells: results (numbers, nesting), escapes that may hide
     # surrogates or NUL, and more keys than the struct could have used (a duplicate).
-    if isinstance(chunk, ToolResult) or _SUSPECT.search(data) or data.count(b'":') + data.count(b'" :') > _keys(chunk):
+    if isinstance(chunk, ToolResult) or _SUSPECT.search(data) or len(MEMBER.findall(data)) > _keys(chunk):
         try:
-            parsed = strictjson.loads(data, max_depth=66)
+            parsed = strictjson.loads(data, max_depth=strictjson.MAX_DEPTH + 1)
         except strictjson.BadJSON as error:
-            raise BadChunk(str(error.detail), index=index, field=error.field, code=error.code) from None
+            raise BadChunk(error.detail, index=index, field=error.field, code=error.code, limit=error.limit) from None
         if isinstance(chunk, ToolResult) and isinstance(parsed, dict):
             exact = strictjson.dumps(parsed["result"]).encode()
             chunk = msgspec.structs.replace(chunk, result=msgspec.Raw(exact))
-    if isinstance(chunk, ToolCall):
-        _check_call(chunk, index)
-    elif isinstance(chunk, Error) and chunk.retryAfter is not msgspec.UNSET and chunk.retryAfter < 0:
-        raise BadChunk("retryAfter is milliseconds, 0 or more", index=index, field="retryAfter")
-    elif isinstance(chunk, Done) and chunk.usage is not msgspec.UNSET:
-        if min(chunk.usage.promptTokens, chunk.usage.completionTokens, chunk.usage.totalTokens) < 0:
-            raise BadChunk("usage counts are 0 or more", index=index, field="usage")
+    if not isinstance(chunk, Text):
+        _check(chunk, index)
     return chunk
 
 
@@ -137,13 +143,24 @@ def _keys(chunk: Chunk) -> int:
     return 5
 
 
-def _check_call(chunk: ToolCall, index: int) -> None:
-    if not 1 <= len(chunk.name) <= 200:
-        raise BadChunk("a tool's name has 1 to 200 characters", index=index, field="name")
-    if not 1 <= len(chunk.id) <= 200:
-        raise BadChunk("a tool call's id has 1 to 200 characters", index=index, field="id")
-    if chunk.index < 0:
-        raise BadChunk("index is 0 or more", index=index, field="index")
+def _check(chunk: Chunk, index: int) -> None:
+    """Refuse what the types let through: names without letters, counts below zero or past what a browser counts."""
+    names: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    if isinstance(chunk, ToolCall):
+        names, counts = {"id": chunk.id, "name": chunk.name}, {"index": chunk.index}
+    elif isinstance(chunk, ToolResult):
+        names = {"id": chunk.id, "toolCallId": chunk.toolCallId}
+    elif isinstance(chunk, Error) and isinstance(chunk.retryAfter, int):
+        counts = {"retryAfter": chunk.retryAfter}
+    elif isinstance(chunk, Done) and isinstance(chunk.usage, Usage):
+        counts = {f"usage.{name}": value for name, value in msgspec.structs.asdict(chunk.usage).items()}
+    for field, name in names.items():
+        if not 1 <= len(name) <= 200:
+            raise BadChunk(f"{field} has 1 to 200 characters", index=index, field=field, limit=200)
+    for field, count in counts.items():
+        if not 0 <= count <= MAX_COUNT:
+            raise BadChunk(f"{field} is a count from 0 to {MAX_COUNT}", index=index, field=field, limit=MAX_COUNT)
 
 
 def decode_chunks(raws: Sequence[bytes | str | msgspec.Raw]) -> list[Chunk]:

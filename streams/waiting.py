@@ -1,0 +1,92 @@
+"""Run a door's sync work in threads, and let an answer wait without one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, cast
+
+from asgiref.sync import SyncToAsync
+from channels.db import DatabaseSyncToAsync
+from django.http import HttpRequest, HttpResponseBase
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.response import Response
+
+from streams import doorbell
+from streams.doors import problem_response
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_WAIT_SECONDS = 30
+
+# Long-lived, so that SQLite keeps its connections (0.4 ms an append against 2.5): Django's ASGI handler would make
+# a thread, and with it a connection, for every request.
+_threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="door")
+
+
+async def run(verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run sync work with the ORM in a thread; its connection goes back to the pool when it is done.
+
+    Under a real server it runs in the door's own threads. Elsewhere (test client, scripts) it runs where Django
+    expects it, so that a test's open transaction is seen.
+    """
+    on_server = SyncToAsync.thread_sensitive_context.get(None) is not None
+    bridge = (
+        DatabaseSyncToAsync(verb, thread_sensitive=False, executor=_threads)
+        if on_server
+        else DatabaseSyncToAsync(verb, thread_sensitive=True)
+    )
+    return cast(R, await bridge(*args, **kwargs))
+
+
+@dataclass(frozen=True)
+class Wait:
+    """How a response may still change: `again` reads anew in a thread; None means nothing is new."""
+
+    seconds: float
+    topics: tuple[str, ...]
+    again: Callable[[], Response | None]
+
+
+def waiting(response: Response, wait: Wait | None) -> Response:
+    """Let `hold` keep this response back until `again` gives another or the time is up; at most 30 s."""
+    if wait is not None and wait.seconds > 0:
+        response.wait = wait  # type: ignore[attr-defined]
+    return response
+
+
+def hold(view: Callable[..., HttpResponseBase]) -> Callable[..., Awaitable[HttpResponseBase]]:
+    """Make a sync DRF view async: it runs in a thread, and waits, if it wants to, without one.
+
+    A client that goes away ends the wait: Django's ASGI handler cancels the request's task.
+    """
+
+    @csrf_exempt
+    async def held(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        response = await run(view, request, *args, **kwargs)
+        wait: Wait | None = getattr(response, "wait", None)
+        if wait is None or not isinstance(response, Response):
+            return response
+
+        def again() -> Response | None:
+            try:
+                return wait.again()
+            except Exception as error:
+                late = problem_response(error, cast(Any, response).renderer_context)
+                if late is None:
+                    raise
+                return late
+
+        seconds = min(wait.seconds, MAX_WAIT_SECONDS)
+        late = await doorbell.wait_until(again, *wait.topics, seconds=seconds)
+        if late is None:
+            return response
+        for name in ("accepted_renderer", "accepted_media_type", "renderer_context"):
+            setattr(late, name, getattr(response, name))
+        if "Cache-Control" not in late:
+            late["Cache-Control"] = "no-store"
+        return late
+
+    return held
