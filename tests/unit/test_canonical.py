@@ -342,9 +342,7 @@ def test_the_digest_agrees_with_hashing_the_whole_call(arguments: dict[str, JSON
 
 def test_composed_and_decomposed_text_have_two_digests() -> None:
     composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
-    assert (
-        len({digest(tool="t", arguments_text=canonical_text({"a": a})) for a in (composed, decomposed)}) == 2
-    )
+    assert len({digest(tool="t", arguments_text=canonical_text({"a": a})) for a in (composed, decomposed)}) == 2
     assert len({digest(tool="t", arguments_text=canonical_text({a: 1})) for a in (composed, decomposed)}) == 2
     assert len({digest(tool=tool, arguments_text="{}") for tool in (composed, decomposed)}) == 2
 

@@ -154,6 +154,19 @@ def test_the_first_number_out_of_range_is_the_one_named() -> None:
     assert refusal('{"a":1,"b":1e400,"c":1e400,"d":{"d":1e-400}}').field == "b"
 
 
+def test_once_a_number_is_refused_the_rest_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[strictjson.Parts] = []
+
+    def judge(parts: strictjson.Parts) -> strictjson.Parts:
+        judged.append(parts)
+        return in_range(parts)
+
+    in_range = strictjson.in_range
+    monkeypatch.setattr(strictjson, "in_range", judge)
+    assert refusal("[1e1," + "1e400," * 1_000 + "1e1]").field == "1"
+    assert len(judged) == 2
+
+
 def test_a_text_that_is_not_json_is_invalid_even_with_a_number_out_of_range() -> None:
     assert refusal('{"a":1e400,}').code == "invalid"
 
@@ -256,6 +269,11 @@ def test_strange_but_lawful_text_comes_through_unchanged(text: str, value: str) 
 # The shape of the text
 
 
+@pytest.mark.parametrize("text", [b"\xef\xbb\xbf{}", "\ufeff{}", "\ufeff"])
+def test_a_byte_order_mark_is_refused_in_words(text: str | bytes) -> None:
+    assert "byte order mark" in refusal(text).detail
+
+
 @pytest.mark.parametrize("text", ["", b"", " ", "\n\t\r ", b"  "])
 def test_an_empty_text_is_refused_in_words(text: str | bytes) -> None:
     assert "empty" in refusal(text).detail
@@ -352,6 +370,7 @@ def test_a_hostile_key_makes_a_short_and_showable_path() -> None:
     field = refusal(deep * 60 + "NaN" + "}" * 60).field
     assert field is not None
     assert len(field) <= 400
+    assert refusal('{"' + "k" * 10_000 + '":{"b":NaN}}').field == "k" * 80 + ".b"
     assert refusal('{"\u202e\u200b\ufeff\x7f":NaN}').field == "\\u202e\\u200b\\ufeff\\u007f"
 
 
@@ -457,9 +476,7 @@ def test_what_is_not_json_cannot_be_written(value: object) -> None:
         ([-(10**65) - 1], "number_out_of_range", "0"),
     ],
 )
-def test_a_value_that_could_not_have_been_read_is_not_written(
-    value: JSONValue, code: str, field: str
-) -> None:
+def test_a_value_that_could_not_have_been_read_is_not_written(value: JSONValue, code: str, field: str) -> None:
     with pytest.raises(BadJSON) as caught:
         dumps(value)
     assert (caught.value.code, caught.value.field) == (code, field)
