@@ -88,6 +88,8 @@ def listeners(change: int, wake: Wake) -> None:
         _listeners += change
         if _listeners > 0 and way() != "none":
             _start()
+        elif _tower is not None:
+            _tower.nudge()
 
 
 def close() -> None:
