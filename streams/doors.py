@@ -9,17 +9,19 @@ from __future__ import annotations
 import base64
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import wraps
 from http import HTTPStatus
-from typing import IO, Any, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar
 from uuid import UUID
 
 import msgspec
 from django.conf import settings
+from django.contrib.auth import get_user
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.db import DataError, InterfaceError, OperationalError
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, UnreadablePostError
+from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.middleware.csrf import CsrfViewMiddleware
 from django.utils.dateparse import parse_datetime
 from django.views.decorators.csrf import csrf_exempt
@@ -39,6 +41,7 @@ from streams.protocol import BadChunk
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 S = TypeVar("S", bound=msgspec.Struct)
 
 PROBLEM_TYPE = "application/problem+json"
@@ -75,6 +78,17 @@ def caller_of(request: HttpRequest) -> Caller:
     caller = access.caller_for_user(user=request.user, door="http", address=address, request_id=request_id)
     _check_origin(request)
     return caller
+
+
+def caller_again(request: HttpRequest) -> Caller:
+    """Look anew at who makes a long request: a revoked token, an ended session or a lost right shows here."""
+    if "HTTP_AUTHORIZATION" not in request.META:
+        store = type(request.session)(request.session.session_key)
+        again = HttpRequest()
+        again.session = store
+        again.user = get_user(again)
+        return access.caller_for_user(user=again.user, door="http")
+    return caller_of(request)
 
 
 def _check_origin(request: HttpRequest) -> None:
@@ -262,6 +276,32 @@ def problem_http(problem: Problem) -> HttpResponse:
     )
 
 
+class WrongMediaType(Problem):
+    code, status = "unsupported_media_type", 415
+
+
+def method_not_allowed(allow: str) -> HttpResponse:
+    answer = problem_http(_Framework("this address is not called so", 405))
+    answer["Allow"] = allow
+    return answer
+
+
+def answering(view: Callable[P, HttpResponse]) -> Callable[P, HttpResponse]:
+    """Let a plain sync view raise what it means: problems become answers, faults of ours stay faults."""
+
+    @wraps(view)
+    def answer(*args: P.args, **kwargs: P.kwargs) -> HttpResponse:
+        try:
+            return view(*args, **kwargs)
+        except Exception as error:
+            problem = as_problem(error)
+            if problem is None:
+                raise
+            return problem_http(problem)
+
+    return answer
+
+
 def problem_response(error: Exception, context: Mapping[str, Any]) -> Response | None:
     """Be DRF's exception handler."""
     problem = as_problem(error)
@@ -361,6 +401,18 @@ def query_cursor(request: Request | HttpRequest) -> tuple[datetime, UUID] | None
     except (ValueError, OverflowError):
         pass
     raise Invalid("this cursor was not given by a list", field="cursor")
+
+
+M = TypeVar("M")
+
+
+def page(
+    rows: list[M], limit: int, show: Callable[[M], dict[str, Any]], place: Callable[[M], tuple[datetime, UUID]]
+) -> dict[str, Any]:
+    """Return a list's body; `rows` hold one more than `limit` when another page follows."""
+    shown = rows[:limit]
+    more = len(rows) > limit
+    return {"results": [show(row) for row in shown], "next": cursor_text(*place(shown[-1])) if more else None}
 
 
 def path_uuid(text: str, *, what: str) -> UUID:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, cast
@@ -57,7 +57,7 @@ def waiting(response: Response, wait: Wait | None) -> Response:
     return response
 
 
-def hold(view: Callable[..., HttpResponseBase]) -> Callable[..., Awaitable[HttpResponseBase]]:
+def hold(view: Callable[..., HttpResponseBase]) -> Callable[..., Coroutine[Any, Any, HttpResponseBase]]:
     """Make a sync DRF view async: it runs in a thread, and waits, if it wants to, without one.
 
     A client that goes away ends the wait: Django's ASGI handler cancels the request's task.
