@@ -4,14 +4,16 @@ import os
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "agentsite.settings")
 
-from django.core.asgi import get_asgi_application  # noqa: E402
+from django.core.asgi import get_asgi_application
+
+from agentsite import startup
 
 http = get_asgi_application()
-
-from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
-from django.urls import path  # noqa: E402
+startup.before_server()
 
 from approvals.consumers import GenerationConsumer, InboxConsumer  # noqa: E402
+from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from django.urls import path  # noqa: E402
 from streams.sockets import Door  # noqa: E402
 
 application = ProtocolTypeRouter(

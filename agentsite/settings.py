@@ -10,6 +10,8 @@ from typing import Any
 
 import environ
 
+from agentsite import startup
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 VAR_DIR = Path(os.environ.get("AGENTSITE_VAR_DIR", BASE_DIR / "var"))
 
@@ -17,7 +19,7 @@ env = environ.Env()
 
 DEBUG = env.bool("DEBUG", default=False)
 _DEVELOPMENT_KEY = "insecure-development-key-set-SECRET_KEY-in-production-0000000000"
-SECRET_KEY = env.str("SECRET_KEY", default=_DEVELOPMENT_KEY)
+SECRET_KEY = env.str("SECRET_KEY", default="") or _DEVELOPMENT_KEY
 ALLOWED_HOSTS: list[str] = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]", "testserver"])
 # Exact origins (scheme, host, port) browsers may open sockets and POST from. Empty: the request's own origin only.
 CSRF_TRUSTED_ORIGINS: list[str] = env.list("ALLOWED_ORIGINS", default=[])
@@ -40,6 +42,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "agentsite.csp.content_security_policy",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -76,6 +79,7 @@ def database(url: str) -> dict[str, Any]:
     SQLite: IMMEDIATE, or a read-then-write transaction fails at once under a second writer; WAL; the connection
     kept, which is 0.4 ms an append against 2.5. PostgreSQL: a pool, because an async server makes threads freely.
     """
+    startup.check_database_url(url)
     config: dict[str, Any] = env.db_url_config(url)
     if config["ENGINE"] == "django.db.backends.sqlite3":
         config["CONN_MAX_AGE"] = None
@@ -96,12 +100,14 @@ def database(url: str) -> dict[str, Any]:
     return config
 
 
-DATABASES = {"default": database(env.str("DATABASE_URL", default=f"sqlite:///{VAR_DIR / 'agentsite.sqlite3'}"))}
+# An empty variable is an unset one: compose files and CI say it so.
+DATABASES = {"default": database(env.str("DATABASE_URL", default="") or f"sqlite:///{VAR_DIR / 'agentsite.sqlite3'}")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     VAR_DIR.mkdir(parents=True, exist_ok=True)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = env.str("REDIS_URL", default="")
+startup.check_redis_url(REDIS_URL)
 # The layer carries the doorbell only, never a chunk; without Redis the doorbell has its own ways (streams.doorbell).
 CHANNEL_LAYERS: dict[str, dict[str, Any]] = (
     {
@@ -130,6 +136,7 @@ USE_TZ = True
 
 STATIC_URL = "static/"
 STATIC_ROOT = VAR_DIR / "static"
+STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # WhiteNoise warns where it is missing; the finders serve without it
 WHITENOISE_USE_FINDERS = True
 
 SECURE_CONTENT_TYPE_NOSNIFF = True
@@ -138,6 +145,9 @@ SECURE_REFERRER_POLICY = "same-origin"
 SESSION_COOKIE_HTTPONLY = True
 # HTTPS=1 says the site is reached by https (directly or behind a proxy): cookies and redirects follow.
 HTTPS = env.bool("HTTPS", default=False)
+startup.check_secret_key(
+    is_development_key=SECRET_KEY == _DEVELOPMENT_KEY, debug=DEBUG, https=HTTPS, allowed_hosts=ALLOWED_HOSTS
+)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
@@ -158,4 +168,5 @@ REST_FRAMEWORK: dict[str, Any] = {
 }
 SPECTACULAR_SETTINGS = {"TITLE": "Agentsite", "VERSION": "1", "SERVE_INCLUDE_SCHEMA": False}
 
-LOGGING_CONFIG = None
+LOGGING_CONFIG = "agentsite.logging.configure"
+LOGGING = {"level": env.str("LOG_LEVEL", default="INFO").upper(), "format": env.str("LOG_FORMAT", default="")}

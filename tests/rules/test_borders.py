@@ -51,7 +51,11 @@ def _manager_root(node: ast.expr) -> str:
 
 def writes_of(tree: ast.AST, models: set[str]) -> list[int]:
     """Return lines that write rows of these models through a manager, by making one, or in SQL."""
-    tables = {"Entry": "streams_entry", "Generation": "streams_generation", "ApprovalRequest": "approvals_approvalrequest"}
+    tables = {
+        "Entry": "streams_entry",
+        "Generation": "streams_generation",
+        "ApprovalRequest": "approvals_approvalrequest",
+    }
     sql = "|".join(re.escape(tables[model]) for model in models)
     write_sql = re.compile(rf'(?is)\b(insert\s+into|update|delete\s+from)\s+"?({sql})\b')
     lines: list[int] = []
@@ -59,9 +63,9 @@ def writes_of(tree: ast.AST, models: set[str]) -> list[int]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _WRITES:
             if _manager_root(node.func.value) in models:
                 lines.append(node.lineno)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in models:
-            lines.append(node.lineno)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and write_sql.search(node.value):
+        elif (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in models) or (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and write_sql.search(node.value)
+        ):
             lines.append(node.lineno)
     return lines
 
@@ -115,7 +119,9 @@ def test_the_rule_sees_a_write(code: str) -> None:
     assert writes_of(ast.parse(code), {"Entry", "Generation"})
 
 
-@pytest.mark.parametrize("code", ["Entry.objects.filter(a=1)", "Other.objects.update(a=1)", "x = 'select streams_entry'"])
+@pytest.mark.parametrize(
+    "code", ["Entry.objects.filter(a=1)", "Other.objects.update(a=1)", "x = 'select streams_entry'"]
+)
 def test_the_rule_lets_reads_be(code: str) -> None:
     assert writes_of(ast.parse(code), {"Entry", "Generation"}) == []
 
@@ -124,7 +130,9 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
     """A clone elsewhere must not find this machine's paths, nor hosts that it can't reach. uv.lock's own lines may."""
     # Written in pieces, so that this file does not find itself.
     homes = "|".join(["/wo" + "rk/", "/ro" + "ot/", "/ho" + r"me/\w"])
-    hosts = "|".join(["pypi" + r"\.org", "python" + "hosted", "registry" + r"\.npmjs", "deb" + r"\.debian", r"\bpip\." + "conf"])
+    hosts = "|".join(
+        ["pypi" + r"\.org", "python" + "hosted", "registry" + r"\.npmjs", "deb" + r"\.debian", r"\bpip\." + "conf"]
+    )
     forbidden = re.compile(rf"(?<![\w.]){homes}|https?://[^\s\"']*({hosts})")
     guilty = []
     for path in tracked():

@@ -22,7 +22,11 @@ def test_models_and_migrations_agree() -> None:
 
 def test_the_import_contracts_hold() -> None:
     kept = subprocess.run(
-        [Path(sys.executable).with_name("lint-imports"), "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert kept.returncode == 0, kept.stdout[-3000:] + kept.stderr[-1000:]
 
@@ -43,7 +47,9 @@ def test_every_variable_of_the_environment_is_documented() -> None:
             read.update(re.findall(r"\bos\.environ(?:\.get\(|\[|\.setdefault\(|\.pop\()\s*\"([A-Z][A-Z0-9_]+)\"", text))
             read.update(re.findall(r"\bos\.getenv\(\s*\"([A-Z][A-Z0-9_]+)\"", text))
     read.discard("DJANGO_SETTINGS_MODULE")
-    documented = set(re.findall(r"^\| `([A-Z][A-Z0-9_]+)`", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `([A-Z][A-Z0-9_]+)`", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    )
     assert sorted(read - documented) == [], "read, and not in docs/operations.md"
     assert sorted(documented - read) == [], "in docs/operations.md, and never read"
 

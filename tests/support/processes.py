@@ -46,6 +46,7 @@ def environment(**changes: str | None) -> dict[str, str]:
         "DATABASE_URL": database_url(),
         "REDIS_URL": settings.REDIS_URL,
         "PYTHONUNBUFFERED": "1",
+        "AGENTSITE_STARTUP_CHECK": None,
         # A child is judged by what it does, not by the warnings of this run's filter.
         "PYTHONWARNINGS": "",
         **changes,
