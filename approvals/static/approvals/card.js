@@ -45,6 +45,7 @@ export class Card {
     /** @type {import('./args.js').Shown | null} */
     this.args = null;
     this.argsOf = '';
+    this.argsDigest = '';
     this.risk = el('span', { class: 'badge risk' });
     this.tool = el('code', { class: 'tool', id: `${this.id}-tool` });
     this.state = el('span', { class: 'badge state' });
@@ -125,7 +126,9 @@ export class Card {
 
   /** @param {Action} action */
   paintArguments(action) {
-    if (action.argumentsText === undefined || action.argumentsText === this.argsOf) return;
+    if (action.argumentsText === undefined) return;
+    this.argsDigest = action.digest ?? '';
+    if (action.argumentsText === this.argsOf) return;
     if (this.argsOf !== '' && this.open) this.message.textContent = 'The arguments changed since you looked. Look again.';
     if (this.argsOf !== '') this.shownAt = performance.now();
     this.argsOf = action.argumentsText;
@@ -196,7 +199,7 @@ export class Card {
   /** Why Approve is off; null when it is on. @returns {string | null} */
   offReason() {
     if (!this.live) return 'Catching up with the server. The buttons come back when what you see is true.';
-    if (!this.args) return 'The arguments are still being fetched.';
+    if (!this.args || this.argsDigest !== this.action?.digest) return 'The arguments are still being fetched.';
     if (!this.args.complete()) return 'Open what is folded first: not all of it has been shown.';
     return null;
   }

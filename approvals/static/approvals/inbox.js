@@ -3,6 +3,7 @@
 
 import { Connection } from '../streams/connection.js';
 import { el, need, serverNow, setText, span } from '../streams/dom.js';
+import { mergeAction } from '../streams/fold.js';
 import { linkOff, reduceLink, silentMs } from '../streams/link.js';
 import { visible, warnings } from '../streams/safetext.js';
 import { Card, STATE_WORDS } from './card.js';
@@ -63,8 +64,7 @@ class Row {
   update(action) {
     const before = this.action;
     if (action.version < before.version) return;
-    this.action = { ...before, ...action };
-    if (action.digest !== undefined && action.digest !== before.digest && action.argumentsText === undefined) delete this.action.argumentsText;
+    this.action = mergeAction({ [before.actionId]: before }, action, true)[before.actionId] ?? action;
     this.paint();
     if (this.card) {
       if (this.action.argumentsText === undefined || action.version > before.version) void fetcher.want(action.actionId);
@@ -89,8 +89,10 @@ class Row {
     setText(need('.state', HTMLElement, node), STATE_WORDS[action.state] ?? action.state);
     const last = lastDecision(action);
     if (last && action.state !== 'pending') setText(need('.who', HTMLElement, node), `by ${visible(last.actor.name)} ${ago(last.at, serverNow())}`);
-    this.pick.disabled = action.state !== 'pending' || !mayDecide;
-    if (this.pick.disabled) this.pick.checked = false;
+    const closed = action.state !== 'pending' || !mayDecide;
+    if (closed) this.pick.checked = false;
+    this.pick.disabled = closed && document.activeElement !== this.pick;
+    if (!batch.hidden) paintBatch();
     this.tick();
   }
 
@@ -300,7 +302,7 @@ for (const node of list.querySelectorAll('.row')) {
   if (!(node instanceof HTMLElement)) continue;
   const data = node.dataset;
   /** @type {Action} */
-  const action = { actionId: data['action'] ?? '', state: data['state'] ?? '', version: Number(data['version'] ?? 0), risk: data['risk'] ?? '', tool: data['tool'] ?? '', digest: data['digest'] ?? '', argumentsText: data['arguments'] ?? '' };
+  const action = { actionId: data['action'] ?? '', state: data['state'] ?? '', version: Number(data['version'] ?? 0), risk: data['risk'] ?? '', tool: data['tool'] ?? '', digest: data['digest'] ?? '', ...(data['arguments'] === undefined ? {} : { argumentsText: data['arguments'] }) };
   for (const name of /** @type {const} */ (['requestedAt', 'expiresAt'])) if (data[name]) action[name] = data[name];
   rows.set(action.actionId, new Row(node, action));
 }

@@ -3,6 +3,7 @@
 
 import { Connection } from '../streams/connection.js';
 import { need, serverNow, setText } from '../streams/dom.js';
+import { mergeAction } from '../streams/fold.js';
 import { linkOff, reduceLink, silentMs } from '../streams/link.js';
 import { Card } from './card.js';
 import { Decisions, post } from './decision.js';
@@ -53,7 +54,7 @@ const isLive = () => link.phase === 'live' && readIn === link.serial;
 function got(found) {
   if (action !== null && found.version < action.version) return;
   if (action !== null && action.state !== found.state) setText(polite, `Now: ${found.state}`);
-  const whole = action === null || found.argumentsText !== undefined ? found : { ...action, ...found };
+  const whole = mergeAction(action === null ? {} : { [actionId]: action }, found, true)[actionId] ?? found;
   action = whole;
   card.update(whole, isLive());
   decisions.observe(whole);

@@ -130,7 +130,7 @@ export function follow(click, action) {
   }
 }
 
-const FINAL_403 = new Set(['not_allowed', 'self_approval', 'people_only', 'conflict_of_interest']);
+const FINAL_403 = new Set(['not_allowed', 'self_approval', 'people_only', 'origin_refused']);
 /** @type {Record<string, string>} */
 const REFUSED = {
   self_approval: 'Not applied: this is your own request, someone else must decide',

@@ -58,7 +58,10 @@ export function standingText(fold) {
 export function mergeAction(actions, action, whole) {
   const known = actions[action.actionId];
   if (known && (whole ? action.version < known.version : action.version <= known.version)) return actions;
-  return { ...actions, [action.actionId]: { ...known, ...action } };
+  const merged = { ...known, ...action };
+  // A notice names arguments by digest only: a text that has another digest is not what would run.
+  if (known && action.argumentsText === undefined && action.digest !== undefined && action.digest !== known.digest) delete merged.argumentsText;
+  return { ...actions, [action.actionId]: merged };
 }
 
 /** A working copy: filled inside one call of `applyEntries`, frozen by convention when it leaves. */
