@@ -54,7 +54,9 @@ class PolicyRule(models.Model):
             models.UniqueConstraint(fields=["policy", "position"], name="rule_position_once"),
             models.CheckConstraint(condition=Q(approvals_required__range=(1, 20)), name="rule_approvals_range"),
             models.CheckConstraint(condition=Q(expires_in_seconds__range=(1, 2_592_000)), name="rule_expiry_range"),
-            models.CheckConstraint(condition=Q(approval_valid_seconds__range=(1, 2_592_000)), name="rule_validity_range"),
+            models.CheckConstraint(
+                condition=Q(approval_valid_seconds__range=(1, 2_592_000)), name="rule_validity_range"
+            ),
             models.CheckConstraint(condition=Q(verdict__in=["allow", "ask", "deny"]), name="rule_verdict"),
         ]
 
@@ -181,8 +183,12 @@ class Decision(models.Model):
     actor_id = models.CharField(max_length=64)
     actor_name = models.CharField(max_length=150)
     idempotency_key = models.CharField(max_length=255, blank=True)
-    decision = models.CharField(max_length=16, help_text="approve, reject, reconcile_done, reconcile_failed, reconcile_retry")
-    body_sha256 = models.CharField(max_length=64, help_text="Of what the key was bound to; digest and key are no part of it.")
+    decision = models.CharField(
+        max_length=16, help_text="approve, reject, reconcile_done, reconcile_failed, reconcile_retry"
+    )
+    body_sha256 = models.CharField(
+        max_length=64, help_text="Of what the key was bound to; digest and key are no part of it."
+    )
     reason = models.TextField(blank=True)
     arguments_text = models.TextField(blank=True, help_text="An edit's arguments, canonical.")
     digest = models.CharField(max_length=71, help_text="Of the arguments that were approved or rejected.")
@@ -191,7 +197,9 @@ class Decision(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["person", "idempotency_key"], condition=Q(person__isnull=False), name="decision_key_once_a_person"
+                fields=["person", "idempotency_key"],
+                condition=Q(person__isnull=False),
+                name="decision_key_once_a_person",
             ),
             models.UniqueConstraint(
                 fields=["action", "person"],
@@ -299,7 +307,8 @@ class AgentRun(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=~Q(phase="running") | Q(lease_expires_at__isnull=False), name="run_running_has_lease"
+                condition=~Q(phase="running") | Q(lease_expires_at__isnull=False),
+                name="run_running_has_lease",
             ),
         ]
         indexes = [models.Index(fields=["phase", "lease_expires_at"], name="run_due")]

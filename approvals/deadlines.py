@@ -1,0 +1,105 @@
+"""What the clock does to one action: a question nobody answered, an approval nobody used, a lease nobody kept.
+
+Whoever touches a row first after its time settles it, so that no answer ever depends on when a sweep came by.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import Q
+
+from approvals import transitions
+from approvals.models import ApprovalRequest, Claim
+from approvals.states import MAX_FENCES_A_DECISION, State
+from streams import clock
+from streams.log import Held
+from streams.protocol import CLOCK
+
+
+class Due(Exception):
+    """A locked row was found past its time. The caller leaves its transaction, calls `settle` and looks again."""
+
+
+def due(*, at: datetime) -> Q:
+    """Select the rows that are past their time at `at`."""
+    return (
+        Q(state=State.PENDING, expires_at__lte=at)
+        | Q(state=State.APPROVED, approved_until__lte=at)
+        | Q(state=State.EXECUTING, lease_expires_at__lte=at)
+    )
+
+
+def is_due(action: ApprovalRequest, *, at: datetime) -> bool:
+    limit = {
+        State.PENDING: action.expires_at,
+        State.APPROVED: action.approved_until,
+        State.EXECUTING: action.lease_expires_at,
+    }.get(State(action.state))
+    return limit is not None and limit <= at
+
+
+def refuse_if_due(action: ApprovalRequest, held: Held | None) -> datetime:
+    """Raise Due for a locked row past its time; return the moment it was judged by."""
+    at = transitions.moment(held)
+    if is_due(action, at=at):
+        raise Due
+    return at
+
+
+def settle(*, action_id: UUID) -> bool:
+    """Do what the clock has to do to this action, in a transaction of its own; False when nothing was due."""
+    with transaction.atomic(), transitions.lock(action_id) as found:
+        if action_id not in found:
+            return False
+        action, held = found[action_id]
+        at = transitions.moment(held)
+        if not is_due(action, at=at):
+            return False
+        if action.state == State.EXECUTING:
+            lose_lease(held, action, at=at)
+        else:
+            expire(held, action)
+    return True
+
+
+def expire(held: Held | None, action: ApprovalRequest) -> None:
+    """End a locked question nobody answered, or an approval nobody used."""
+    reason = "nobody decided in time" if action.state == State.PENDING else "it was approved but not run in time"
+    transitions.move(held=held, action=action, to=State.EXPIRED, who=CLOCK, kind="expired", reason=reason)
+
+
+def settle_if_due(action: ApprovalRequest) -> bool:
+    """Settle a row that was read without a lock, asking the database's clock only when a deadline is set."""
+    if action.state not in (State.PENDING, State.APPROVED, State.EXECUTING):
+        return False
+    return is_due(action, at=clock.now()) and settle(action_id=action.pk)
+
+
+def lose_lease(held: Held | None, action: ApprovalRequest, *, at: datetime) -> None:
+    """End the run nobody has heard of: run it again only where that can't do harm (contract §5)."""
+    Claim.objects.filter(action=action, fence=action.fence, ended_at__isnull=True).update(
+        ended_at=at, outcome="lease_lost"
+    )
+    again = (
+        action.effects != "at_most_once"
+        and not action.cancel_requested
+        and action.fence - action.fence_base < MAX_FENCES_A_DECISION
+    )
+    transitions.move(
+        held=held,
+        action=action,
+        to=State.APPROVED if again else State.UNKNOWN,
+        who=CLOCK,
+        kind="lease_lost",
+        detail={"fence": action.fence, "executor": action.executor_name},
+    )
+
+
+def settle_all(states: Q, *, limit: int) -> int:
+    """Settle up to `limit` due rows among `states`, each in a transaction of its own: no log holds up another."""
+    now = clock.now()
+    ids = ApprovalRequest.objects.filter(states & due(at=now)).order_by("requested_at").values_list("pk", flat=True)
+    return sum(settle(action_id=pk) for pk in list(ids[:limit]))
