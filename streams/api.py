@@ -15,7 +15,7 @@ from msgspec import Meta
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from streams import access, docs, doors, log, represent, strictjson
+from streams import access, docs, doors, log, queries, represent, strictjson
 from streams.doors import View
 from streams.models import Generation
 from streams.problems import Invalid, TooLarge
@@ -49,7 +49,7 @@ class Generations(View):
         request=docs.body(NewGeneration),
         responses=docs.answers({201: docs.GENERATION, 200: docs.GENERATION}, 409, 413),
     )
-    def post(self, request: Request) -> Response:  # noqa: ARG002
+    def post(self, request: Request) -> Response:
         access.require(self.caller, "generations:write", None)
         sent = self.body(NewGeneration)
         metadata_text = strictjson.dumps(optional(sent.metadata, {}))
@@ -82,20 +82,20 @@ class Generations(View):
     def get(self, request: Request) -> Response:
         _require_reading(self.caller)
         rows = access.readable_generations(self.caller).order_by("-created_at", "-id")
-        if state := doors.query_text(request, "state"):
+        if state := queries.text(request, "state"):
             if state not in represent.STATES:
                 raise Invalid(f"state is one of {', '.join(represent.STATES)}", field="state")
             rows = rows.filter(represent.STATES[state])
-        if conversation := doors.query_text(request, "conversation"):
+        if conversation := queries.text(request, "conversation"):
             rows = rows.filter(conversation=conversation)
-        if since := doors.query_time(request, "since"):
+        if since := queries.moment(request, "since"):
             rows = rows.filter(created_at__gte=since)
-        if cursor := doors.query_cursor(request):
+        if cursor := queries.cursor(request):
             moment, key = cursor
             rows = rows.filter(Q(created_at__lt=moment) | Q(created_at=moment, id__lt=key))
-        limit = doors.page_limit(request)
+        limit = queries.page_limit(request)
         page = list(rows[: limit + 1])
-        return Response(doors.page(page, limit, represent.generation_json, _place))
+        return Response(queries.page(page, limit, represent.generation_json, _place))
 
 
 def _place(generation: Generation) -> tuple[datetime, UUID]:
@@ -112,7 +112,7 @@ class OneGeneration(View):
     @extend_schema(
         operation_id="generations_get", responses=docs.answers({200: docs.GENERATION}, 404), parameters=[docs.ID]
     )
-    def get(self, request: Request, generation_id: str) -> Response:  # noqa: ARG002
+    def get(self, request: Request, generation_id: str) -> Response:
         generation = access.find_generation(self.caller, doors.path_uuid(generation_id, what="generation"))
         return Response(represent.generation_json(generation))
 
@@ -130,8 +130,8 @@ class Entries(View):
     def get(self, request: Request, generation_id: str) -> Response:
         # The head first: its state may be older than the entries then, never newer.
         head = access.find_generation(self.caller, doors.path_uuid(generation_id, what="generation"))
-        first = doors.query_int(request, "from", low=0, high=MAX_COUNT, default=head.first_offset)
-        limit = doors.page_limit(request, default=200, most=1_000)
+        first = queries.whole(request, "from", low=0, high=MAX_COUNT, default=head.first_offset)
+        limit = queries.page_limit(request, default=200, most=1_000)
         if first < head.first_offset:
             raise log.OffsetGone("these entries were pruned", firstOffset=head.first_offset)
         rows = log.read(generation_id=head.pk, from_offset=first, limit=limit)
@@ -147,7 +147,7 @@ class Cancel(View):
         parameters=[docs.ID],
         responses=docs.answers({202: docs.GENERATION, 200: docs.GENERATION}, 403, 404),
     )
-    def post(self, request: Request, generation_id: str) -> Response:  # noqa: ARG002
+    def post(self, request: Request, generation_id: str) -> Response:
         self.body(Nothing)
         key = doors.path_uuid(generation_id, what="generation")
         access.find_cancellable_generation(self.caller, key)
@@ -160,7 +160,7 @@ class OneToken(View):
     @extend_schema(
         operation_id="tokens_revoke", responses=docs.answers({204: None}, 403, 404), parameters=[docs.PREFIX]
     )
-    def delete(self, request: Request, prefix: str) -> Response:  # noqa: ARG002
+    def delete(self, request: Request, prefix: str) -> Response:
         if "\0" in prefix or len(prefix) > 16:
             prefix = ""
         access.revoke_token(prefix=prefix, caller=self.caller)

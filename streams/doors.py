@@ -1,4 +1,4 @@
-"""What every HTTP door does alike: who calls, strict JSON in, exact JSON out, problems and lists.
+"""What every HTTP door does alike: who calls, strict JSON in, exact JSON out, problems.
 
 Doors parse, call one verb and map its answer. Whatever is sent, the answer is a 4xx that names the place; only a
 fault of ours is a 500.
@@ -6,11 +6,9 @@ fault of ours is a 500.
 
 from __future__ import annotations
 
-import base64
 import logging
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import wraps
 from http import HTTPStatus
 from typing import IO, Any, ParamSpec, TypeVar
@@ -23,7 +21,6 @@ from django.core.exceptions import PermissionDenied, RequestDataTooBig, Suspicio
 from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.middleware.csrf import CsrfViewMiddleware
-from django.utils.dateparse import parse_datetime
 from django.views.decorators.csrf import csrf_exempt
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework import exceptions as drf
@@ -107,7 +104,7 @@ def _check_origin(request: HttpRequest) -> None:
 class _CsrfCheck(CsrfViewMiddleware):
     """Django's own check, which says why instead of answering a page."""
 
-    def _reject(self, request: HttpRequest, reason: str) -> Any:  # noqa: ARG002
+    def _reject(self, request: HttpRequest, reason: str) -> Any:
         return reason
 
 
@@ -126,7 +123,7 @@ class ActorAuthentication(BaseAuthentication):
         caller = caller_of(request._request)
         return caller.user, caller
 
-    def authenticate_header(self, request: Request) -> str:  # noqa: ARG002
+    def authenticate_header(self, request: Request) -> str:
         return "Bearer"
 
 
@@ -134,7 +131,7 @@ class ActorAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore
     target_class = ActorAuthentication
     name = ["bearer", "session"]
 
-    def get_security_definition(self, auto_schema: Any) -> list[dict[str, Any]]:  # noqa: ARG002
+    def get_security_definition(self, auto_schema: Any) -> list[dict[str, Any]]:
         return [
             {"type": "http", "scheme": "bearer", "description": "An agent's token: ags_PREFIX_SECRET"},
             {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME},
@@ -160,8 +157,8 @@ class StrictJSONParser(BaseParser):
     def parse(
         self,
         stream: Any,
-        media_type: str | None = None,  # noqa: ARG002
-        parser_context: Mapping[str, Any] | None = None,  # noqa: ARG002
+        media_type: str | None = None,
+        parser_context: Mapping[str, Any] | None = None,
     ) -> Any:
         limit: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0
         data = read_body(stream, limit=limit, declared=stream.META.get("CONTENT_LENGTH"))
@@ -178,8 +175,8 @@ class ExactJSONRenderer(BaseRenderer):
     def render(
         self,
         data: Any,
-        accepted_media_type: str | None = None,  # noqa: ARG002
-        renderer_context: Mapping[str, Any] | None = None,  # noqa: ARG002
+        accepted_media_type: str | None = None,
+        renderer_context: Mapping[str, Any] | None = None,
     ) -> bytes:
         if data is None:
             return b""
@@ -307,14 +304,20 @@ def problem_response(error: Exception, context: Mapping[str, Any]) -> Response |
     problem = as_problem(error)
     if problem is None:
         return None
-    headers = problem_headers(problem)
+    response = problem_answer(problem)
     if isinstance(error, drf.MethodNotAllowed):
-        headers["Allow"] = ", ".join(context["view"].allowed_methods)
+        response["Allow"] = ", ".join(context["view"].allowed_methods)
+    return response
+
+
+def problem_answer(problem: Problem) -> Response:
+    """Answer a problem from a DRF view that does not raise it."""
+    headers = problem_headers(problem)
     return Response(problem_document(problem), status=status_of(problem), headers=headers, content_type=PROBLEM_TYPE)
 
 
 @csrf_exempt
-def unknown_address(request: HttpRequest, rest: str = "") -> HttpResponse:  # noqa: ARG001
+def unknown_address(request: HttpRequest, rest: str = "") -> HttpResponse:
     """Answer what is under /api/ and no call."""
     return problem_http(NotFound("there is no such call"))
 
@@ -349,70 +352,6 @@ class View(APIView):
         if "Cache-Control" not in final:
             final["Cache-Control"] = "no-store"
         return final
-
-
-def page_limit(request: Request | HttpRequest, *, default: int = 50, most: int = 200) -> int:
-    return query_int(request, "limit", low=1, high=most, default=default)
-
-
-def query_int(request: Request | HttpRequest, name: str, *, low: int, high: int, default: int) -> int:
-    """Read a whole number from the query: digits only, in range, else Invalid with `field`."""
-    text = request.GET.get(name)
-    if text is None or text == "":
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 19) or not low <= int(text) <= high:
-        raise Invalid(f"{name} is a whole number from {low} to {high}", field=name)
-    return int(text)
-
-
-def query_text(request: Request | HttpRequest, name: str, *, high: int = 200) -> str:
-    return shape.text(request.GET.get(name, ""), field=name, high=high)
-
-
-def query_time(request: Request | HttpRequest, name: str) -> datetime | None:
-    """Read a time with its zone."""
-    text = request.GET.get(name)
-    if not text:
-        return None
-    try:
-        moment = parse_datetime(text)
-        if moment is not None and moment.tzinfo is not None:
-            return moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
-    raise Invalid(f"{name} is a time with a zone, as in 2026-11-30T12:00:00Z", field=name)
-
-
-def cursor_text(moment: datetime, key: UUID) -> str:
-    """Name the last row of a page, newest first; opaque to clients."""
-    return base64.urlsafe_b64encode(f"{moment.astimezone(UTC).isoformat()} {key.hex}".encode()).decode().rstrip("=")
-
-
-def query_cursor(request: Request | HttpRequest) -> tuple[datetime, UUID] | None:
-    text = request.GET.get("cursor")
-    if not text:
-        return None
-    try:
-        decoded = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
-        moment, _, key = decoded.partition(" ")
-        when = datetime.fromisoformat(moment)
-        if when.tzinfo is not None:
-            return when.astimezone(UTC), UUID(key)
-    except (ValueError, OverflowError):
-        pass
-    raise Invalid("this cursor was not given by a list", field="cursor")
-
-
-M = TypeVar("M")
-
-
-def page(
-    rows: list[M], limit: int, show: Callable[[M], dict[str, Any]], place: Callable[[M], tuple[datetime, UUID]]
-) -> dict[str, Any]:
-    """Return a list's body; `rows` hold one more than `limit` when another page follows."""
-    shown = rows[:limit]
-    more = len(rows) > limit
-    return {"results": [show(row) for row in shown], "next": cursor_text(*place(shown[-1])) if more else None}
 
 
 def path_uuid(text: str, *, what: str) -> UUID:

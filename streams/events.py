@@ -15,7 +15,7 @@ from uuid import UUID
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
-from streams import access, doorbell, doors, log
+from streams import access, doorbell, doors, log, queries
 from streams.models import Generation
 from streams.problems import Invalid, NotFound, NotSignedIn
 from streams.protocol import MAX_COUNT
@@ -92,7 +92,7 @@ def _from(request: HttpRequest, head: Generation) -> int:
             raise Invalid("Last-Event-ID is an offset", field="Last-Event-ID")
         first = int(last) + 1
     else:
-        first = doors.query_int(request, "from", low=0, high=MAX_COUNT, default=head.first_offset)
+        first = queries.whole(request, "from", low=0, high=MAX_COUNT, default=head.first_offset)
     if first < head.first_offset:
         raise log.OffsetGone("these entries were pruned", firstOffset=head.first_offset)
     if first > head.next_offset:
