@@ -20,10 +20,10 @@ from approvals.states import OPEN, State
 from approvals.voted import Decided
 from streams import docs, doors, queries, strictjson
 from streams.access import SEE, Caller, require
-from streams.doors import View
 from streams.problems import Invalid
 from streams.protocol import MAX_COUNT
 from streams.shape import UNSET, Shape, Unset, optional
+from streams.views import View
 from streams.waiting import MAX_WAIT_SECONDS, Wait, waiting
 
 Verdict = Literal["approve", "reject"]

@@ -13,9 +13,9 @@ from approvals import claims, describe
 from approvals.api import json_text, shown
 from approvals.claims import Claimant
 from streams import docs
-from streams.doors import View
 from streams.problems import Invalid
 from streams.shape import UNSET, Shape, Unset, optional
+from streams.views import View
 from streams.waiting import MAX_WAIT_SECONDS, Wait, waiting
 
 Lease = Annotated[int, Meta(ge=1, le=3_600)]

@@ -16,12 +16,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from streams import access, docs, doors, log, queries, represent, strictjson
-from streams.doors import View
 from streams.models import Generation
 from streams.problems import Invalid, TooLarge
 from streams.protocol import MAX_BODY_BYTES, MAX_CHUNKS, MAX_COUNT, MEMBER, decode_chunks
 from streams.shape import UNSET, Shape, Unset, optional, refusal, text
 from streams.strictjson import MAX_BODY_DEPTH
+from streams.views import View
 from streams.waiting import run
 
 MAX_METADATA_BYTES = 65_536

@@ -11,10 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from http import HTTPStatus
-from typing import IO, Any, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec
 from uuid import UUID
 
-import msgspec
 from django.conf import settings
 from django.contrib.auth import get_user
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
@@ -22,16 +21,14 @@ from django.db import DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.middleware.csrf import CsrfViewMiddleware
 from django.views.decorators.csrf import csrf_exempt
-from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework import exceptions as drf
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
-from streams import access, shape, strictjson
+from streams import access, strictjson
 from streams.access import Caller
 from streams.problems import Invalid, NotAllowed, NotFound, NotSignedIn, Problem, TooLarge, TryAgain
 from streams.protocol import BadChunk
@@ -39,7 +36,6 @@ from streams.protocol import BadChunk
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
-S = TypeVar("S", bound=msgspec.Struct)
 
 PROBLEM_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 1
@@ -125,17 +121,6 @@ class ActorAuthentication(BaseAuthentication):
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"
-
-
-class ActorAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    target_class = ActorAuthentication
-    name = ["bearer", "session"]
-
-    def get_security_definition(self, auto_schema: Any) -> list[dict[str, Any]]:
-        return [
-            {"type": "http", "scheme": "bearer", "description": "An agent's token: ags_PREFIX_SECRET"},
-            {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME},
-        ]
 
 
 # --- JSON in and out ----------------------------------------------------------------------------------------------
@@ -320,38 +305,6 @@ def problem_answer(problem: Problem) -> Response:
 def unknown_address(request: HttpRequest, rest: str = "") -> HttpResponse:
     """Answer what is under /api/ and no call."""
     return problem_http(NotFound("there is no such call"))
-
-
-# --- views --------------------------------------------------------------------------------------------------------
-
-
-class View(APIView):
-    """A door of the JSON API. `caller` is set; OPTIONS is no call."""
-
-    metadata_class = None
-
-    @property
-    def caller(self) -> Caller:
-        caller = self.request.auth
-        if not isinstance(caller, Caller):
-            raise NotSignedIn("sign in first")
-        return caller
-
-    def initialize_request(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Request:
-        # DRF takes a body without Content-Length (chunked) for an empty one, which would lose it in silence.
-        if not request.META.get("CONTENT_LENGTH") and request.META.get("HTTP_TRANSFER_ENCODING"):
-            request.META["CONTENT_LENGTH"] = str(len(request.body))
-        return super().initialize_request(request, *args, **kwargs)
-
-    def body(self, wanted: type[S]) -> S:
-        """Return the request's body as `wanted`."""
-        return shape.read(self.request.data, wanted)
-
-    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
-        final = super().finalize_response(request, response, *args, **kwargs)
-        if "Cache-Control" not in final:
-            final["Cache-Control"] = "no-store"
-        return final
 
 
 def path_uuid(text: str, *, what: str) -> UUID:
