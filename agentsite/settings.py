@@ -120,6 +120,12 @@ CHANNEL_LAYERS: dict[str, dict[str, Any]] = (
     else {}
 )
 
+# Contract §4 names these times; tests shorten them.
+SOCKET_HEARTBEAT_SECONDS = env.int("SOCKET_HEARTBEAT_SECONDS", default=15)
+SOCKET_FULL_SECONDS = env.float("SOCKET_FULL_SECONDS", default=30.0)
+# `demo --drop-at N`: the server cuts one person's socket at the N-th text chunk, once. 0: never.
+DEMO_DROP_AT = env.int("AGENTSITE_DROP_AT", default=0)
+
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},

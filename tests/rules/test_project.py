@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -56,12 +57,10 @@ def test_every_variable_of_the_environment_is_documented() -> None:
 
 def _inner_run(tmp_path: Path, code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run pytest with this project's conftest on one test file of its own."""
-    import os
-
     (tmp_path / "test_inner.py").write_text(code)
+    options = ["-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
-        + ["-c", str(ROOT / "pyproject.toml"), str(tmp_path / "test_inner.py")],
+        [sys.executable, "-m", "pytest", *options, str(tmp_path / "test_inner.py")],
         cwd=ROOT,
         env={**os.environ, "DATABASE_URL": "", "REDIS_URL": "", "AGENTSITE_REQUIRE_SERVICES": "", **env},
         capture_output=True,
@@ -88,7 +87,8 @@ def test_a_skip_is_a_failure_where_services_are_required(tmp_path: Path) -> None
 
 
 def test_a_process_left_running_fails_the_run(tmp_path: Path) -> None:
-    code = "import subprocess\ndef test_it(): subprocess.Popen(['sleep', '60'], start_new_session=True).__class__.__del__ = None\n"
+    code = "import subprocess\nkept = []\n"
+    code += "def test_it(): kept.append(subprocess.Popen(['sleep', '60'], start_new_session=True))\n"
     run = _inner_run(tmp_path, code)
     assert run.returncode == 1, run.stdout + run.stderr
     assert "tests left processes running" in run.stdout

@@ -36,7 +36,7 @@ def test_an_unknown_database_scheme_is_named() -> None:
 
 
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="uv sync --extra postgres"):
         startup.check_database_url("postgres://postgres@localhost/test")
 
