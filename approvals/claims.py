@@ -1,74 +1,28 @@
-"""The one right to run an approved action: claim it, keep it, report, or lose it (contract §5)."""
+"""The one right to run an approved action: claim it (contract §5). Keeping and reporting is in `reporting`."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID
 
-from django.conf import settings
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, connection
 from django.db.models import Q, QuerySet
 
-from approvals import access, audit, deadlines, refusals, shapes, transitions, waiting
+from approvals import access, claimtokens, deadlines, refusals, shapes, transitions, waiting
+from approvals.claimants import Claimant, tool_named
 from approvals.models import ApprovalRequest, Claim, ClaimRequest
-from approvals.states import MAX_FENCES_A_DECISION, State
+from approvals.reporting import MAX_LEASE_SECONDS, Beat, complete, heartbeat, reap_lost
+from approvals.states import State
 from streams import clock, log
-from streams.access import Caller
 from streams.log import Held
-from streams.models import AgentToken
-from streams.problems import Invalid, NotAllowed, NotFound, Problem
-from streams.protocol import Actor
+from streams.problems import Invalid, NotFound
 
 MAX_CLAIMS = 10
-MAX_LEASE_SECONDS = 3_600
 RETRIES = 5
-OUTCOMES = ("done", "failed", "not_started")
-
-
-@dataclass(frozen=True)
-class Claimant:
-    """Who runs actions: a token, or an executor of this server, which runs registered tools only."""
-
-    name: str
-    token: AgentToken | None
-    who: audit.Who
-
-    @classmethod
-    def of(cls, caller: Caller) -> Claimant:
-        """Take a token's caller; PeopleOnly's opposite is NotAllowed: people do not run actions."""
-        if caller.token is None:
-            raise NotAllowed("claims are for tokens and executors, not for people")
-        return cls(name=f"token:{caller.token.prefix}", token=caller.token, who=caller)
-
-    @classmethod
-    def server(cls, name: str) -> Claimant:
-        actor = Actor(kind="token", id=f"server:{name}"[:64], name=f"executor {name}"[:150])
-        return cls(name=f"server:{name}"[:200], token=None, who=actor)
-
-    def may_run(self, action: ApprovalRequest) -> bool:
-        if self.token is None:
-            return action.executor == "server"
-        assert isinstance(self.who, Caller)
-        return access.asked_by(self.who, action) or access.may_run(self.who, action.tool)
-
-    def runnable(self) -> QuerySet[ApprovalRequest]:
-        """The actions this claimant may run, whatever their state."""
-        rows = ApprovalRequest.objects.all()
-        if self.token is None:
-            return rows.filter(executor="server")
-        assert isinstance(self.who, Caller)
-        own = Q(requested_by_kind=self.who.actor.kind, requested_by_id=self.who.actor.id)
-        if self.who.can("claims"):
-            return rows.filter(own | _tools(self.token.claim_tools))
-        return rows.filter(own)
 
 
 @dataclass(frozen=True)
@@ -83,12 +37,6 @@ class Claimed:
     arguments_text: str
     digest: str
     lease_seconds: int
-
-
-@dataclass(frozen=True)
-class Beat:
-    lease_seconds: int
-    cancel_requested: bool
 
 
 def claim(
@@ -130,6 +78,9 @@ def claim(
             deadlines.settle(action_id=key)
         except (transitions.Missed, IntegrityError, _TooBusy):
             continue
+    if key is None:
+        # Others took it all while this one waited in turn. Nothing is stored of this claimId: it may ask again.
+        return []
     raise refusals.InFlight
 
 
@@ -165,7 +116,7 @@ def _lives(row: Claim, now: datetime) -> bool:
         and action.lease_expires_at is not None
         and action.lease_expires_at > now
         # Another SECRET_KEY since: the token can't be told again.
-        and _sha256(_token(row.nonce)) == row.token_sha256
+        and claimtokens.sha256(claimtokens.token(row.nonce)) == row.token_sha256
     )
 
 
@@ -215,7 +166,7 @@ def _claim_some(
 
 def _work(claimant: Claimant, tools: Sequence[str], at: datetime) -> QuerySet[ApprovalRequest]:
     in_time = Q(approved_until__isnull=True) | Q(approved_until__gt=at)
-    return claimant.runnable().filter(_tools(tools), in_time, state=State.APPROVED).order_by("requested_at", "id")
+    return claimant.runnable().filter(tool_named(tools), in_time, state=State.APPROVED).order_by("requested_at", "id")
 
 
 def _take_free(
@@ -306,7 +257,7 @@ def _take(
         action=action,
         fence=action.fence,
         nonce=nonce,
-        token_sha256=_sha256(_token(nonce)),
+        token_sha256=claimtokens.sha256(claimtokens.token(nonce)),
         lease_seconds=lease_seconds,
         claimed_at=at,
     )
@@ -318,7 +269,7 @@ def _claimed(action: ApprovalRequest, row: Claim) -> Claimed:
         action_id=action.pk,
         tool=action.tool,
         fence=row.fence,
-        claim_token=_token(row.nonce),
+        claim_token=claimtokens.token(row.nonce),
         effect_key=action.effect_key,
         arguments_text=action.arguments_text,
         digest=action.digest,
@@ -326,142 +277,4 @@ def _claimed(action: ApprovalRequest, row: Claim) -> Claimed:
     )
 
 
-def heartbeat(*, claim_token: str, lease_seconds: int, claimant: Claimant) -> Beat:
-    """Keep the lease for `lease_seconds` from now. LeaseLost when it is over or somebody has a newer fence.
-
-    Raises no version and writes no notice: the lease is no part of the story.
-    """
-    shapes.whole(lease_seconds, field="leaseSeconds", least=1, most=MAX_LEASE_SECONDS)
-    row = _find(claim_token, claimant)
-    now = clock.now()
-    kept = ApprovalRequest.objects.filter(
-        pk=row.action_id, state=State.EXECUTING, fence=row.fence, lease_expires_at__gt=now
-    ).update(lease_expires_at=now + timedelta(seconds=lease_seconds))
-    if kept:
-        asked_to_stop = ApprovalRequest.objects.values_list("cancel_requested", flat=True).get(pk=row.action_id)
-        return Beat(lease_seconds=lease_seconds, cancel_requested=asked_to_stop)
-    deadlines.settle(action_id=row.action_id)
-    action = ApprovalRequest.objects.get(pk=row.action_id)
-    raise refusals.with_action(refusals.LeaseLost, "the lease is over", action)
-
-
-def complete(*, claim_token: str, outcome: str, result_text: str | None = None, claimant: Claimant) -> ApprovalRequest:
-    """Report how a run ended; repeatable. The newest fence may also report after its lease was lost.
-
-    `failed` says that it surely did not happen or surely went wrong. Raises NotFound, OutcomeConflict, StaleClaim,
-    LeaseLost (a late `not_started` where nobody knows any more).
-    """
-    shapes.one_of(outcome, OUTCOMES, field="outcome")
-    if result_text is not None:
-        if outcome == "not_started":
-            raise Invalid("what was not started has no result", field="result")
-        result_text = shapes.result(result_text)
-    row = _find(claim_token, claimant)
-    for _ in range(RETRIES):
-        try:
-            with waiting.briefly(), transitions.lock_one(row.action_id) as (action, held):
-                return _complete(claimant, row.pk, action, held, outcome, result_text or "")
-        except transitions.Missed:
-            continue
-        except Problem as refusal:
-            _record_refusal(claimant, row, outcome, result_text, refusal)
-            raise
-    raise refusals.InFlight
-
-
-def _complete(
-    claimant: Claimant,
-    claim_pk: int,
-    action: ApprovalRequest,
-    held: Held | None,
-    outcome: str,
-    result_text: str,
-) -> ApprovalRequest:
-    row = Claim.objects.get(pk=claim_pk)
-    result_sha256 = _sha256(result_text) if result_text else ""
-    if row.outcome in OUTCOMES:
-        if (row.outcome, row.result_sha256) == (outcome, result_sha256):
-            return action
-        raise refusals.with_action(refusals.OutcomeConflict, f"it was reported as {row.outcome} before", action)
-    if action.fence != row.fence:
-        raise refusals.with_action(refusals.StaleClaim, "somebody has claimed it since", action)
-    at = transitions.moment(held)
-    changes: dict[str, Any] = {}
-    if outcome != "not_started":
-        if action.state in (State.DONE, State.FAILED):  # a person said so meanwhile
-            raise refusals.with_action(refusals.OutcomeConflict, f"it was settled as {action.state}", action)
-        if action.state not in (State.EXECUTING, State.APPROVED, State.UNKNOWN):
-            raise refusals.with_action(refusals.StaleClaim, f"it is {action.state}", action)
-        to = State.DONE if outcome == "done" else State.FAILED
-        changes = {"result_text": result_text, "is_error": to == State.FAILED, "finished_at": at}
-    elif action.state == State.APPROVED:  # the lease was lost, and it waits for another run already
-        to = None
-    elif action.state != State.EXECUTING:
-        raise refusals.with_action(refusals.LeaseLost, "the lease is over", action)
-    elif action.fence - action.fence_base >= MAX_FENCES_A_DECISION:
-        to = State.FAILED
-        changes = {"result_text": '"not started in five runs"', "is_error": True, "finished_at": at}
-    else:
-        to = State.CANCELLED if action.cancel_requested else State.APPROVED
-    late = action.state != State.EXECUTING
-    Claim.objects.filter(pk=row.pk).update(ended_at=at, outcome=outcome, result_sha256=result_sha256)
-    if to is None:
-        return action
-    return transitions.move(
-        held=held,
-        action=action,
-        to=to,
-        who=claimant.who,
-        kind="reported_late" if late else outcome,
-        reason="it was cancelled before it started" if to == State.CANCELLED else "",
-        detail={"fence": row.fence, "outcome": outcome},
-        **changes,
-    )
-
-
-def reap_lost(*, limit: int = 100) -> int:
-    """End the runs whose lease is over; return how many."""
-    return deadlines.settle_all(Q(state=State.EXECUTING), limit=limit)
-
-
-def _find(claim_token: str, claimant: Claimant) -> Claim:
-    if not isinstance(claim_token, str) or not claim_token:
-        raise Invalid("a claimToken is needed", field="claimToken")
-    row = Claim.objects.filter(token_sha256=_sha256(claim_token), request__claimant=claimant.name).first()
-    if row is None:
-        raise NotFound("no such claim")
-    return row
-
-
-def _record_refusal(claimant: Claimant, row: Claim, outcome: str, result_text: str | None, refusal: Problem) -> None:
-    """Keep a report that came too late with what it said: it may be all that is known about an effect."""
-    with transaction.atomic():
-        audit.record(
-            kind="report_refused",
-            who=claimant.who,
-            action=ApprovalRequest.objects.get(pk=row.action_id),
-            reason=refusal.code,
-            detail={"fence": row.fence, "outcome": outcome, "resultText": result_text},
-        )
-
-
-def _tools(patterns: Sequence[str]) -> Q:
-    """Select tools by name or by a pattern of `*` and `?`."""
-    plain = [pattern for pattern in patterns if "*" not in pattern and "?" not in pattern]
-    wanted = Q(tool__in=plain)
-    for pattern in patterns:
-        if pattern == "*":
-            return ~Q(tool="")
-        if pattern not in plain:
-            letters = [{"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern]
-            wanted |= Q(tool__regex=f"^{''.join(letters)}$")
-    return wanted
-
-
-def _token(nonce: str) -> str:
-    """Make the claim token: 256 bits nobody can guess, and that need not be kept to be told again."""
-    return hmac.new(settings.SECRET_KEY.encode(), nonce.encode(), hashlib.sha256).hexdigest()
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+__all__ = ["Beat", "Claimant", "Claimed", "claim", "complete", "heartbeat", "reap_lost"]

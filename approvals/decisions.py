@@ -149,8 +149,16 @@ def _decide(caller: Caller, item: Item) -> Decided:
     if known is not None:
         return known
     _may_answer(caller, action)
-    with waiting.briefly(), transitions.lock_one(action.pk) as (locked, held):
-        return _answer(caller, item, locked, held)
+    try:
+        with waiting.briefly(), transitions.lock_one(action.pk) as (locked, held):
+            return _answer(caller, item, locked, held)
+    except refusals.InFlight:
+        # Behind many others the time ran out, and one of them has decided: say that, not "in flight".
+        action = access.find(caller, item.action_id)
+        settled = _replay(caller, item, action) or _settled(caller, item, action)
+        if settled is None:
+            raise
+        return settled
 
 
 def _replay(caller: Caller, item: Item, action: ApprovalRequest) -> Decided | None:
@@ -187,7 +195,7 @@ def _answer(caller: Caller, item: Item, action: ApprovalRequest, held: Held | No
     if item.digest is None and action.risk in ("high", "critical"):
         raise refusals.with_action(refusals.DigestRequired, "say by its digest what you saw", action, field="digest")
     at = deadlines.refuse_if_due(action, held)
-    settled = _settled(caller.user.pk, item, action)
+    settled = _settled(caller, item, action)
     if settled is not None:
         return settled
     if item.digest is not None and item.digest != action.digest:
@@ -196,14 +204,14 @@ def _answer(caller: Caller, item: Item, action: ApprovalRequest, held: Held | No
     return _record(caller, item, action, held, at, edit)
 
 
-def _settled(person_id: int, item: Item, action: ApprovalRequest) -> Decided | None:
+def _settled(caller: Caller, item: Item, action: ApprovalRequest) -> Decided | None:
     """Say what the state leaves: nothing to settle (None), the person's own earlier answer, or a refusal."""
     if action.state == State.EXPIRED:
         raise refusals.with_action(refusals.Expired, "it expired before you answered", action)
     if action.state == State.CANCELLED:
         raise refusals.with_action(refusals.Cancelled, "it was cancelled", action)
     answers = list(action.decisions.filter(decision__in=["approve", "reject"]))
-    mine = next((answer for answer in answers if answer.person_id == person_id), None)
+    mine = next((answer for answer in answers if caller.user and answer.person_id == caller.user.pk), None)
     if mine is None and action.state == State.PENDING:
         return None
     if mine is not None and (mine.decision, mine.arguments_text) == (
