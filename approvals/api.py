@@ -96,6 +96,8 @@ def shown(action: ApprovalRequest, *, status: int = 200, replayed: bool = False)
 
 
 class Approvals(View):
+    """Ask for an approval, or list the requests one may see, newest first."""
+
     @extend_schema(
         operation_id="approvals_request",
         request=docs.body(Question),
@@ -189,6 +191,8 @@ def _filtered(rows: QuerySet[ApprovalRequest], request: Request) -> QuerySet[App
 
 
 class OneApproval(View):
+    """Show a request, at once or when it has a newer version."""
+
     @extend_schema(
         operation_id="approvals_get",
         parameters=[
@@ -231,6 +235,8 @@ def _decided(decided: Decided, *, action: ApprovalRequest | None = None) -> Resp
 
 
 class DecideOne(View):
+    """Approve or reject, once a key."""
+
     @extend_schema(
         operation_id="approvals_decide",
         request=docs.body(Answer),
@@ -266,6 +272,8 @@ class DecideOne(View):
 
 
 class DecideMany(View):
+    """Decide up to 100 requests, each on its own or all together."""
+
     @extend_schema(
         operation_id="approvals_decide_many",
         request=docs.body(Answers),
@@ -305,6 +313,8 @@ def _outcome(outcome: decisions.Outcome) -> dict[str, Any]:
 
 
 class Cancel(View):
+    """Withdraw or revoke a request."""
+
     @extend_schema(
         operation_id="approvals_cancel",
         request=docs.body(Withdrawal),
@@ -318,6 +328,8 @@ class Cancel(View):
 
 
 class Reconcile(View):
+    """Say what became of an action nobody knows the end of. For people with that permission."""
+
     @extend_schema(
         operation_id="approvals_reconcile",
         request=docs.body(Finding),

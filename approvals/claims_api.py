@@ -43,6 +43,8 @@ class Report(Shape, frozen=True):
 
 
 class Claims(View):
+    """Take the one right to run an action, or to run work of some tools."""
+
     @extend_schema(
         operation_id="claims_create",
         request=docs.body(Wanted),
@@ -89,6 +91,8 @@ class Claims(View):
 
 
 class Heartbeat(View):
+    """Keep a claim alive and learn whether a cancel was asked."""
+
     @extend_schema(
         operation_id="claims_heartbeat",
         request=docs.body(Beat),
@@ -103,6 +107,8 @@ class Heartbeat(View):
 
 
 class Complete(View):
+    """Give a claim back with what happened."""
+
     @extend_schema(
         operation_id="claims_complete",
         request=docs.body(Report),

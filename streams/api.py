@@ -44,6 +44,8 @@ class Nothing(Shape, frozen=True):
 
 
 class Generations(View):
+    """Open a generation, or list those one may see, newest first."""
+
     @extend_schema(
         operation_id="generations_create",
         request=docs.body(NewGeneration),
@@ -109,6 +111,8 @@ def _require_reading(caller: access.Caller) -> None:
 
 
 class OneGeneration(View):
+    """Show a generation with its actions."""
+
     @extend_schema(
         operation_id="generations_get", responses=docs.answers({200: docs.GENERATION}, 404), parameters=[docs.ID]
     )
@@ -118,6 +122,8 @@ class OneGeneration(View):
 
 
 class Entries(View):
+    """Read the log from an offset on; empty at the tail."""
+
     @extend_schema(
         operation_id="generations_entries",
         parameters=[
@@ -141,6 +147,8 @@ class Entries(View):
 
 
 class Cancel(View):
+    """Ask the producer to stop; what is pending or approved is cancelled at once."""
+
     @extend_schema(
         operation_id="generations_cancel",
         request=docs.body(Nothing),
@@ -157,6 +165,8 @@ class Cancel(View):
 
 
 class OneToken(View):
+    """Revoke an agent's token. For people who may configure."""
+
     @extend_schema(
         operation_id="tokens_revoke", responses=docs.answers({204: None}, 403, 404), parameters=[docs.PREFIX]
     )
@@ -240,8 +250,24 @@ def append(request: HttpRequest, generation_id: str) -> HttpResponse:
     )
 
 
+class Append(View):
+    """Append chunks, all or nothing; without chunks it is the producer's heartbeat."""
+
+    @extend_schema(
+        operation_id="generations_append",
+        request=docs.body(Envelope, chunks=docs.CHUNKS),
+        parameters=[docs.ID],
+        responses=docs.answers({201: docs.APPENDED, 200: docs.APPENDED}, 403, 404, 409, 413, 415),
+    )
+    def post(self, request: Request, generation_id: str) -> Response:
+        raise NotImplementedError("only described: `append` answers")
+
+
 @csrf_exempt
 async def chunks(request: HttpRequest, generation_id: str) -> HttpResponse:
     if request.method != "POST":
         return doors.method_not_allowed("POST")
     return await run(append, request, generation_id)
+
+
+chunks.cls, chunks.initkwargs = Append, {}  # type: ignore[attr-defined]

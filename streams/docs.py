@@ -9,6 +9,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiRequest, OpenApiResponse
 
 from streams import shape
+from streams.protocol import MAX_CHUNKS, Chunk
 
 Schema = dict[str, Any]
 
@@ -97,6 +98,16 @@ ENTRIES = thing(
     state=TEXT,
 )
 
+CHUNKS: Schema = {"type": "array", "maxItems": MAX_CHUNKS, "items": shape.schema(Chunk)}
+APPENDED = thing(
+    optional=("duplicate",),
+    nextSeq=WHOLE,
+    nextOffset=WHOLE,
+    cancelRequested=FLAG,
+    duplicate=FLAG,
+    actions=listed(thing(toolCallId=TEXT, actionId=TEXT, state=TEXT)),
+)
+
 PROBLEM = thing(
     "application/problem+json; `code` is stable, further members say where (field, index, limit, action …).",
     type={"type": "string", "enum": ["about:blank"]},
@@ -118,6 +129,7 @@ _WORDS = {
     409: "The state does not allow it",
     410: "Pruned",
     413: "Too large",
+    415: "Not application/json",
     422: "Does not fit",
     424: "Another item was refused",
     503: "Try again",
@@ -134,8 +146,11 @@ def answers(good: dict[int, Schema | None], *refusals: int) -> dict[Any, OpenApi
     return described
 
 
-def body(wanted: type[msgspec.Struct]) -> Any:
-    return OpenApiRequest(request={"application/json": shape.schema(wanted)}["application/json"])
+def body(wanted: type[msgspec.Struct], **instead: Schema) -> Any:
+    """Describe a body by its struct; `instead` says more of members the struct leaves open."""
+    described = shape.schema(wanted)
+    described["properties"] |= instead
+    return OpenApiRequest(request=described)
 
 
 def query(name: str, description: str, kind: Any = str) -> OpenApiParameter:

@@ -14,11 +14,15 @@ from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.views.decorators.csrf import csrf_exempt
+from drf_spectacular.utils import OpenApiResponse, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
 
-from streams import access, doorbell, doors, log, queries
+from streams import access, docs, doorbell, doors, log, queries
 from streams.models import Generation
 from streams.problems import Invalid, NotFound, NotSignedIn
 from streams.protocol import MAX_COUNT
+from streams.views import View
 from streams.waiting import run
 
 HEARTBEAT_SECONDS = 15.0
@@ -122,6 +126,25 @@ def opening(request: HttpRequest, generation_id: str) -> HttpResponse:
     return answer
 
 
+class Events(View):
+    """Follow the log as server-sent events: one entry an event, its offset the id; ends when nothing will follow."""
+
+    @extend_schema(
+        operation_id="generations_events",
+        parameters=[
+            docs.ID,
+            docs.query("from", "offset of the first entry wanted", int),
+            docs.header("Last-Event-ID", "the last offset seen; wins over from"),
+        ],
+        responses={
+            **docs.answers({204: None}, 404, 410),
+            (200, "text/event-stream"): OpenApiResponse(response=docs.TEXT, description="Entries, until the end"),
+        },
+    )
+    def get(self, request: Request, generation_id: str) -> Response:
+        raise NotImplementedError("only described: `events` answers")
+
+
 @csrf_exempt
 async def events(request: HttpRequest, generation_id: str) -> HttpResponseBase:
     if request.method not in ("GET", "HEAD"):
@@ -139,3 +162,6 @@ async def events(request: HttpRequest, generation_id: str) -> HttpResponseBase:
     if request.method == "HEAD":
         return HttpResponse(content_type="text/event-stream", headers=headers)
     return StreamingHttpResponse(stream(reading), content_type="text/event-stream", headers=headers)
+
+
+events.cls, events.initkwargs = Events, {}  # type: ignore[attr-defined]

@@ -62,7 +62,7 @@ def text(value: object, *, field: str, low: int = 0, high: int) -> str:
     return check_text(value, field=field, min_chars=low, max_chars=high)
 
 
-def schema(shape: type[msgspec.Struct]) -> dict[str, Any]:
+def schema(shape: Any) -> dict[str, Any]:
     """Describe a struct as a JSON schema without references, so that it can stand anywhere."""
     whole = msgspec.json.schema(shape)
     definitions = whole.pop("$defs", {})

@@ -24,6 +24,9 @@ class ActorAuthenticationScheme(OpenApiAuthenticationExtension):  # type: ignore
     target_class = ActorAuthentication
     name = ["bearer", "session"]
 
+    def get_security_requirement(self, auto_schema: Any) -> list[dict[str, list[Any]]]:
+        return [{"bearer": []}, {"session": []}]
+
     def get_security_definition(self, auto_schema: Any) -> list[dict[str, Any]]:
         return [
             {"type": "http", "scheme": "bearer", "description": "An agent's token: ags_PREFIX_SECRET"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 from asgiref.sync import SyncToAsync
@@ -63,7 +64,9 @@ def hold(view: Callable[..., HttpResponseBase]) -> Callable[..., Coroutine[Any, 
     A client that goes away ends the wait: Django's ASGI handler cancels the request's task.
     """
 
+    # `wraps` also keeps `cls`, by which OpenAPI finds the view.
     @csrf_exempt
+    @wraps(view)
     async def held(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         response = await run(view, request, *args, **kwargs)
         wait: Wait | None = getattr(response, "wait", None)
