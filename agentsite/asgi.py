@@ -1,6 +1,7 @@
 """One entry for http and sockets: `daphne agentsite.asgi:application`, or uvicorn with `--ws websockets-sansio`."""
 
 import os
+from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "agentsite.settings")
 
@@ -11,21 +12,20 @@ from agentsite import startup
 http = get_asgi_application()
 startup.before_server()
 
-from approvals.consumers import GenerationConsumer, InboxConsumer  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.urls import path  # noqa: E402
-from streams.sockets import Door  # noqa: E402
+
+from approvals.consumers import GenerationConsumer, InboxConsumer  # noqa: E402
+from streams.sockets import Door, nowhere  # noqa: E402
+
+# django-stubs knows `path` as made for views only; Channels' router takes ASGI applications.
+_applications: list[tuple[str, Any]] = [
+    ("ws/generations/<str:generation_id>/", GenerationConsumer.as_asgi()),
+    ("ws/inbox/", InboxConsumer.as_asgi()),
+    ("<path:rest>", nowhere),
+    ("", nowhere),
+]
 
 application = ProtocolTypeRouter(
-    {
-        "http": http,
-        "websocket": Door(
-            URLRouter(
-                [
-                    path("ws/generations/<str:generation_id>/", GenerationConsumer.as_asgi()),
-                    path("ws/inbox/", InboxConsumer.as_asgi()),
-                ]
-            )
-        ),
-    }
+    {"http": http, "websocket": Door(URLRouter([path(address, target) for address, target in _applications]))}
 )
