@@ -131,7 +131,7 @@ def _require_database(*, migrated: bool) -> None:
     django.setup()
     config = connection.settings_dict
     if connection.vendor == "postgresql":
-        _reach_postgres(config)
+        reach_postgres(config)
     try:
         connection.ensure_connection()
         pending = _pending_migrations() if migrated else []
@@ -159,7 +159,7 @@ def _pending_migrations() -> list[str]:
     return [f"{migration.app_label}.{migration.name}" for migration, _ in plan]
 
 
-def _reach_postgres(config: dict[str, Any]) -> None:
+def reach_postgres(config: dict[str, Any]) -> None:
     """Connect once without the pool, which would try for ten seconds and then tell only that it did."""
     import psycopg
 
