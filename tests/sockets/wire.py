@@ -1,0 +1,125 @@
+"""A client of contract §4 that keeps what it was sent."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from tests.support.processes import Server
+
+Frame = dict[str, Any]
+
+
+class Wire:
+    """One socket. `entries` are those it was given since it was opened, in order."""
+
+    def __init__(
+        self,
+        server: Server,
+        path: str,
+        *,
+        secret: str | None = None,
+        cookie: str | None = None,
+        origin: str | None = None,
+    ) -> None:
+        headers = {}
+        if secret is not None:
+            headers["Authorization"] = f"Bearer {secret}"
+        if cookie is not None:
+            headers["Cookie"] = f"sessionid={cookie}"
+        self.frames: list[Frame] = []
+        self.entries: list[Frame] = []
+        self._stack = ExitStack()
+        opening = connect(
+            server.ws_url + path,
+            origin=origin,  # type: ignore[arg-type]
+            additional_headers=headers,
+            compression=None,
+            ping_interval=None,
+            max_size=4 * 1024 * 1024,
+            proxy=None,
+            close_timeout=2,
+        )
+        self.connection: ClientConnection = self._stack.enter_context(opening)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def send(self, **frame: Any) -> None:
+        self.connection.send(json.dumps(frame))
+
+    def hello(self, **more: Any) -> Self:
+        self.send(**{"type": "hello", "protocol": 1, **more})
+        return self
+
+    def next(self, *, seconds: float = 10) -> Frame:
+        frame: Frame = json.loads(self.connection.recv(timeout=seconds))
+        self.frames.append(frame)
+        if frame["type"] == "entries":
+            self.entries += frame["entries"]
+        return frame
+
+    def until(self, kind: str, *, seconds: float = 10) -> Frame:
+        """Read on to the next frame of this type."""
+        return self.until_that(lambda frame: frame["type"] == kind, seconds=seconds)
+
+    def until_that(self, holds: Callable[[Frame], bool], *, seconds: float = 10) -> Frame:
+        while True:
+            frame = self.next(seconds=seconds)
+            if holds(frame):
+                return frame
+
+    def until_offset(self, offset: int, *, ack: bool = True, seconds: float = 10) -> Self:
+        """Read until this entry was given."""
+        while not self.entries or self.entries[-1]["offset"] < offset:
+            self.next(seconds=seconds)
+            if ack and self.entries:
+                self.send(type="ack", offset=self.entries[-1]["offset"])
+        return self
+
+    def close_code(self, *, seconds: float = 10) -> int:
+        """Read on until the server closes, and return its code."""
+        try:
+            while True:
+                self.next(seconds=seconds)
+        except ConnectionClosed as closed:
+            assert closed.rcvd is not None, "it was dropped without a word"
+            return closed.rcvd.code
+
+    def offsets(self) -> list[int]:
+        return [entry["offset"] for entry in self.entries]
+
+    def text(self) -> str:
+        return "".join(entry["chunk"].get("content", "") for entry in self.entries if "chunk" in entry)
+
+
+def refused(server: Server, path: str, **how: Any) -> int:
+    """Try to open a socket that must not open; return the HTTP status of the refusal."""
+    try:
+        Wire(server, path, **how)
+    except InvalidStatus as refusal:
+        return refusal.response.status_code
+    raise AssertionError("the handshake was not refused")
+
+
+_keys = itertools.count(1)
+
+
+def new_key() -> str:
+    return f"key-of-a-click-{next(_keys)}"
+
+
+def own_origin(server: Server) -> str:
+    return server.url
