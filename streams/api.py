@@ -18,7 +18,7 @@ from rest_framework.response import Response
 from streams import access, docs, doors, log, queries, represent, strictjson
 from streams.models import Generation
 from streams.problems import Invalid, TooLarge
-from streams.protocol import MAX_BODY_BYTES, MAX_CHUNKS, MAX_COUNT, MEMBER, decode_chunks
+from streams.protocol import MAX_BODY_BYTES, MAX_CHUNKS, MAX_COUNT, MEMBER, BadChunk, decode_chunks
 from streams.shape import UNSET, Shape, Unset, optional, refusal, text
 from streams.strictjson import MAX_BODY_DEPTH
 from streams.views import View
@@ -199,21 +199,33 @@ def read_envelope(data: bytes) -> Envelope:
         sent = _envelope.decode(data)
     except RecursionError:
         raise Invalid("the body is nested too deep") from None
-    except UnicodeDecodeError:
-        raise Invalid("the body is not UTF-8") from None
-    except msgspec.MsgspecError as error:
+    except msgspec.ValidationError as error:
         raise refusal(str(error)) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        # The quick reader can't say in which chunk; the strict one can.
+        _read_strictly(data)
+        raise Invalid(str(error)) from None
     if len(sent.chunks) > MAX_CHUNKS:
         raise TooLarge(f"a request carries at most {MAX_CHUNKS} chunks", field="chunks", limit=MAX_CHUNKS)
     members = len(MEMBER.findall(data)) - sum(len(MEMBER.findall(bytes(raw))) for raw in sent.chunks)
-    if members > 5:
-        # More members than an envelope has: a key stands twice, or only looks so inside `writer`.
-        strictjson.loads(data, max_depth=MAX_BODY_DEPTH)
-    elif members > 2 + (sent.writer is not UNSET) + (sent.superseded_from is not UNSET) + (b'"chunks"' in data):
-        strictjson.loads(data, max_depth=MAX_BODY_DEPTH)
+    given = (sent.writer is not UNSET) + (sent.superseded_from is not UNSET) + (b'"chunks"' in data)
+    if members > 2 + given:
+        # More members than this envelope has: a key stands twice, or only looks so inside `writer`.
+        _read_strictly(data)
     if sent.writer is not UNSET:
         text(sent.writer, field="writer", low=1, high=200)
     return sent
+
+
+def _read_strictly(data: bytes) -> None:
+    try:
+        strictjson.loads(data, max_depth=MAX_BODY_DEPTH)
+    except strictjson.BadJSON as bad:
+        within, _, path = (bad.field or "").partition(".")
+        index, _, field = path.partition(".")
+        if within != "chunks" or not index.isdigit():
+            raise
+        raise BadChunk(bad.detail, index=int(index), field=field or None, code=bad.code, limit=bad.limit) from None
 
 
 @doors.answering

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
-from asgiref.sync import SyncToAsync
+from asgiref.sync import SyncToAsync, sync_to_async
 from channels.db import DatabaseSyncToAsync
 from django.http import HttpRequest, HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
@@ -21,6 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_WAIT_SECONDS = 30
+CALM_SECONDS = 0.02
 
 # Long-lived, so that SQLite keeps its connections (0.4 ms an append against 2.5): Django's ASGI handler would make
 # a thread, and with it a connection, for every request.
@@ -34,12 +37,10 @@ async def run(verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     expects it, so that a test's open transaction is seen.
     """
     on_server = SyncToAsync.thread_sensitive_context.get(None) is not None
-    bridge = (
-        DatabaseSyncToAsync(verb, thread_sensitive=False, executor=_threads)
-        if on_server
-        else DatabaseSyncToAsync(verb, thread_sensitive=True)
-    )
-    return cast(R, await bridge(*args, **kwargs))
+    if on_server:
+        return cast(R, await DatabaseSyncToAsync(verb, thread_sensitive=False, executor=_threads)(*args, **kwargs))
+    # No closing of old connections here: it would end a test's transaction under it.
+    return await sync_to_async(verb, thread_sensitive=True)(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ def hold(view: Callable[..., HttpResponseBase]) -> Callable[..., Coroutine[Any, 
                     raise
                 return late
 
-        seconds = min(wait.seconds, MAX_WAIT_SECONDS)
-        late = await doorbell.wait_until(again, *wait.topics, seconds=seconds)
+        late = await _until(again, wait)
         if late is None:
             return response
         for name in ("accepted_renderer", "accepted_media_type", "renderer_context"):
@@ -93,3 +93,18 @@ def hold(view: Callable[..., HttpResponseBase]) -> Callable[..., Coroutine[Any, 
         return late
 
     return held
+
+
+async def _until(again: Callable[[], Response | None], wait: Wait) -> Response | None:
+    """Look at once, after every ring and at least each second, and a last time when the time is up."""
+    ends = time.monotonic() + min(wait.seconds, MAX_WAIT_SECONDS)
+    async with doorbell.listen(*wait.topics) as bell:
+        while True:
+            late = await run(again)
+            left = ends - time.monotonic()
+            if late is not None or left <= 0:
+                return late
+            if await bell.wait(min(left, doorbell.SLOW_POLL_SECONDS)):
+                bell.take()
+                # A burst of rings is one look.
+                await asyncio.sleep(min(left, CALM_SECONDS))
