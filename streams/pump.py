@@ -1,8 +1,8 @@
 """Drive an adapter into the log: small batches, heartbeats, cancel, honest ends, retries by a new attempt.
 
 The log is the truth and its `append` may be repeated, so the pump repeats it for as long as the database is away.
-The calls of a turn are written in one append, when the model has said all of it: a log never holds half of a turn's
-calls, so "are there calls?" answers "was the turn complete?" after any crash.
+The calls of a turn are written in one append, last, when the model has said all of it: a log never holds half of a
+turn's calls, so "are there calls?" answers "was the turn complete?" after any crash.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class _Player:
         last = batch[-1] if batch else None
         ready: list[Chunk] = []
         for chunk in batch:
-            keep = self.held_back or isinstance(chunk, ToolCall)
+            keep = bool(self.held_back) or isinstance(chunk, ToolCall)
             (self.held_back if keep and not isinstance(chunk, Done | Error) else ready).append(chunk)
         if isinstance(last, Error):
             # Calls of a turn that broke off were never made.
@@ -178,9 +178,9 @@ class _Player:
             return Played("ended", reason="error", error=last)
         if isinstance(last, Done):
             ready.pop()
-            calls = any(isinstance(chunk, ToolCall) for chunk in self.held_back)
-            ready += self.held_back
-            if calls and self.leave_open_on_calls:
+            # Words the model said beside its calls come before them: a text after a call begins the next turn.
+            ready += sorted(self.held_back, key=lambda chunk: isinstance(chunk, ToolCall))
+            if self.held_back and self.leave_open_on_calls:
                 return await self._append_calls(ready)
             await self._append([*ready, last])
             return Played("ended", reason="cancel" if self.cancelled.is_set() else last.reason)

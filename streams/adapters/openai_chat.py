@@ -35,7 +35,8 @@ _PASSING = {408, 409, 425, 429}
 _http = [import_module(name) for name in ("httpx", "httpx2") if util.find_spec(name)]
 _TRANSPORT: tuple[type[Exception], ...] = tuple(module.TransportError for module in _http)
 _TIMEOUT: tuple[type[Exception], ...] = (openai.APITimeoutError, *(module.TimeoutException for module in _http))
-_UNREADABLE = (json.JSONDecodeError, UnicodeDecodeError)
+_UNREADABLE: tuple[type[Exception], ...] = (json.JSONDecodeError, UnicodeDecodeError)
+_FAULTS: tuple[type[Exception], ...] = (openai.OpenAIError, *_TRANSPORT, *_UNREADABLE)
 _OUT_OF_MONEY = {"insufficient_quota", "billing_hard_limit_reached"}
 
 
@@ -78,7 +79,7 @@ class OpenAIChatAdapter:
                 # An answer that was not read to its end takes its connection with it.
                 await answer.close()
             content_type = answer.response.headers.get("content-type", "")
-        except (openai.OpenAIError, *_TRANSPORT, *_UNREADABLE) as error:
+        except _FAULTS as error:
             for text in turn.mender.end():
                 yield text
             yield _as_error(error, began=turn.began)
