@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from django.db import connection
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis.database import DirectoryBasedExampleDatabase
@@ -97,6 +98,17 @@ def pytest_make_collect_report(
         report.outcome = "failed"
         report.longrepr = f"AGENTSITE_REQUIRE_SERVICES=1 and yet {collector.nodeid} was left out: {reason}"
     return report
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: None) -> None:
+    """Clear what a killed child left beside an earlier test database.
+
+    Django removes the SQLite file alone; a `-wal` of a file that is gone makes the next one a "disk I/O error".
+    """
+    name = connection.settings_dict["TEST"]["NAME"] if connection.vendor == "sqlite" else None
+    for ending in ("-wal", "-shm") if name else ():
+        Path(f"{name}{ending}").unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -38,7 +38,8 @@ def test_the_agent_of_the_readme_asks_waits_claims_and_reports() -> None:
             text=True,
         )
         try:
-            action = eventually(ApprovalRequest.objects.filter(tool="shop.refund").first, within_seconds=30)
+            eventually(ApprovalRequest.objects.filter(tool="shop.refund").exists, within_seconds=30)
+            action = ApprovalRequest.objects.get(tool="shop.refund")
             assert action.state == "pending"
             decided = decisions.decide(
                 caller=access.caller_for_user(user=person, door="http"),
@@ -57,6 +58,7 @@ def test_the_agent_of_the_readme_asks_waits_claims_and_reports() -> None:
     assert action.state == "done"
     assert action.result_text == '{"refund":"R-77"}'
     assert AuditEvent.objects.filter(action=action, to_state="done").count() == 1
+    assert action.generation_id is not None
     rows = log.read(generation_id=action.generation_id, from_offset=0)
     results = [row.body for row in rows if '"tool_result"' in row.body]
     assert len(results) <= 1, "a result stands once in the log, or in the notice when the log has its done"
