@@ -56,13 +56,19 @@ def mixed_words(text: str) -> list[str]:
     return [word for word in _WORD.findall(text) if len(scripts := _scripts(word)) > 1 or "lookalike" in scripts]
 
 
+def _spelled(word: str) -> str:
+    """Name by number the letters of a mixed word that only look Latin."""
+    odd = [letter for letter in dict.fromkeys(word) if letter.isalpha() and ord(letter) > 0x24F][:5]
+    return f"{visible(word)} ({', '.join(f'{letter} is U+{ord(letter):04X}' for letter in odd)})"
+
+
 def warnings(text: str) -> list[str]:
     """Say in sentences what a person must be warned of before believing `text`."""
     said = []
     if has_hidden(text):
         said.append("Contains characters that can’t be seen; they are written out as ‹U+…›.")
     if mixed := mixed_words(text):
-        said.append(f"Letters of different alphabets are mixed in: {', '.join(visible(w) for w in mixed[:3])}.")
+        said.append(f"Letters of different alphabets are mixed in: {', '.join(map(_spelled, mixed[:3]))}.")
     if unicodedata.normalize("NFC", text) != text:
         said.append("Spelled with separate accents: it looks like other text that is not the same.")
     return said

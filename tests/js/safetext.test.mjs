@@ -28,3 +28,7 @@ test('a separate accent is a warning, since it looks like another text', () => {
   assert.deepEqual(warnings('café'.normalize('NFC')), []);
   assert.equal(warnings('café'.normalize('NFD')).length, 1);
 });
+
+test('a mixed word names the letter that is not what it looks like', () => {
+  assert.match(warnings('p\u0430ypal.com')[0], /\u0430 is U\+0430/);
+});

@@ -27,3 +27,7 @@ def test_lines_keep_newline_and_tab_and_nothing_else_unseen() -> None:
 def test_a_separate_accent_is_a_warning() -> None:
     assert safetext.warnings("caf\u00e9") == []
     assert len(safetext.warnings("cafe\u0301")) == 1
+
+
+def test_a_mixed_word_names_the_letter_that_is_not_what_it_looks_like() -> None:
+    assert "\u0430 is U+0430" in safetext.warnings("p\u0430ypal.com")[0]

@@ -54,6 +54,8 @@ export class Card {
     this.agentSays = el('div');
     this.facts = el('dl', { class: 'facts' });
     this.argsBox = el('div');
+    this.whatWord = el('span', {}, 'What will run');
+    this.what = el('details', { class: 'fold what' }, el('summary', {}, this.whatWord), this.argsBox, this.facts);
     this.outcome = el('div', { class: 'outcome' });
     this.ladder = el('ol', { class: 'ladder', 'aria-label': 'What became of your click', hidden: true });
     this.message = el('p', { class: 'message', role: 'status' });
@@ -73,8 +75,9 @@ export class Card {
     this.node = el(
       'article', { class: 'card', 'aria-labelledby': `${this.id}-tool`, 'data-action': actionId },
       el('header', {}, this.risk, this.tool, this.state, this.left),
-      this.warn, this.agentSays, this.argsBox, this.facts, this.outcome, this.buttons, this.reasonPanel, this.editPanel, this.ladder, this.message,
+      this.warn, this.agentSays, this.what, this.outcome, this.buttons, this.reasonPanel, this.editPanel, this.ladder, this.message,
     );
+    this.what.addEventListener('toggle', () => this.refreshButtons());
     this.editor.addEventListener('input', () => this.checkEdit());
     this.reason.addEventListener('keydown', (event) => {
       if (event.key === 'Escape') this.closePanels();
@@ -107,6 +110,9 @@ export class Card {
       return;
     }
     this.node.hidden = false;
+    // What waits is shown open; what was settled before anyone looked, folded. It never folds under a reader's eyes.
+    if (was === null) this.what.open = action.state === 'pending' || this.options.editable === true;
+    setText(this.whatWord, action.state === 'pending' ? 'What will run' : ['approved', 'executing'].includes(action.state) ? 'What was approved' : 'What was asked');
     this.node.dataset['state'] = action.state;
     this.node.dataset['risk'] = action.risk ?? 'unknown';
     setText(this.risk, `${action.risk ?? 'unknown'} risk`);
@@ -134,7 +140,7 @@ export class Card {
     this.argsOf = action.argumentsText;
     this.args = showArguments(action.argumentsText, () => this.refreshButtons());
     /** @type {Node[]} */
-    const parts = [el('h3', {}, 'What will run'), this.args.node];
+    const parts = [this.args.node];
     if (action.edited && action.originalArgumentsText !== undefined) parts.push(...this.changes(action.originalArgumentsText, action.argumentsText));
     this.argsBox.replaceChildren(...parts);
   }
@@ -200,6 +206,7 @@ export class Card {
   offReason() {
     if (!this.live) return 'Catching up with the server. The buttons come back when what you see is true.';
     if (!this.args || this.argsDigest !== this.action?.digest) return 'The arguments are still being fetched.';
+    if (!this.what.open) return 'Open what will run first.';
     if (!this.args.complete()) return 'Open what is folded first: not all of it has been shown.';
     return null;
   }

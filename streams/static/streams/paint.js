@@ -141,9 +141,10 @@ export class Painter {
   box(item, id, word, name, body) {
     const bad = item.kind === 'error' || (item.kind === 'result' && item.isError);
     const said = warnings(name + body);
-    const head = el('summary', {}, el('span', { class: 'word' }, word), name ? el('code', {}, visible(name)) : null, item.struck ? el('span', { class: 'note' }, 'superseded') : null);
     const shownBody = el('pre', { dir: 'ltr', tabindex: '0' }, visible(body, { lines: true }));
-    const open = item.kind === 'error' || body.length < 600;
+    const open = item.kind === 'error' || (item.kind === 'result' && body.length < 300);
+    const peek = open ? null : el('code', { class: 'peek', dir: 'ltr' }, visible(body.replace(/\s+/g, ' ').slice(0, 120)));
+    const head = el('summary', {}, el('span', { class: 'word' }, word), name ? el('code', {}, visible(name)) : null, item.struck ? el('span', { class: 'note' }, 'superseded') : null, peek);
     const details = el('details', { class: 'fold', ...(open ? { open: '' } : {}) }, head, ...said.map((words) => el('p', { class: 'warn' }, words)), shownBody);
     return el('section', { class: `box ${item.kind}${bad ? ' bad' : ''}${item.struck ? ' struck' : ''}`, id, 'data-kind': item.kind }, details);
   }

@@ -71,6 +71,12 @@ export function decomposed(text) {
   return text.normalize('NFC') !== text;
 }
 
+/** A mixed word with the letters that only look Latin named by number. @param {string} word */
+function spelled(word) {
+  const odd = [...new Set(Array.from(word).filter((letter) => /\p{L}/u.test(letter) && !/[\u0000-\u024F]/.test(letter)))].slice(0, 5);
+  return `${visible(word)} (${odd.map((letter) => `${letter} is ${escapeOf(letter).slice(1, -1)}`).join(', ')})`;
+}
+
 /**
  * What a person must be warned of, in words.
  * @param {string} text @returns {string[]}
@@ -79,7 +85,7 @@ export function warnings(text) {
   const said = [];
   if (hasHidden(text)) said.push('Contains characters that can’t be seen; they are written out as ‹U+…›.');
   const mixed = mixedWords(text);
-  if (mixed.length > 0) said.push(`Letters of different alphabets are mixed in: ${mixed.slice(0, 3).map((word) => visible(word)).join(', ')}.`);
+  if (mixed.length > 0) said.push(`Letters of different alphabets are mixed in: ${mixed.slice(0, 3).map(spelled).join(', ')}.`);
   if (decomposed(text)) said.push('Spelled with separate accents: it looks like other text that is not the same.');
   return said;
 }
