@@ -166,7 +166,9 @@ def deliveries(site: Site) -> list[dict[str, Any]]:
         burst = max(100, site.sizes.burst_deliveries // count)
         made = generation(site)
         config = {
-            "path": f"/ws/generations/{made.pk}/", "token": site.secret, "sockets": count,
+            "path": f"/ws/generations/{made.pk}/",
+            "token": site.secret,
+            "sockets": count,
             "phases": [["paced", site.sizes.paced_chunks], ["burst", burst]],
         }
         with (

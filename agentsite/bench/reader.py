@@ -162,8 +162,8 @@ async def main(config: dict[str, Any]) -> None:
     for number in range(crowd.sockets):
         await loop.create_connection(lambda: Reader(crowd), "127.0.0.1", config["port"])
         # A crowd that comes at once is another measurement.
-        if number % 20 == 19:
-            await asyncio.sleep(0.02)
+        while number - crowd.caught_up > 50:
+            await asyncio.sleep(0.01)
     try:
         await asyncio.wait_for(crowd.finished.wait(), GIVE_UP_SECONDS)
     except TimeoutError:
