@@ -12,9 +12,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 APPS = ("agentsite", "approvals", "streams")
-# Why each may be long. A file that is not here stays under 400 lines.
+# Why each may be long. A file that is not here stays under 400 lines, a test file under 600.
 LONG_FILES: dict[str, str] = {
+    "approvals/agent.py": "one turn of the loop, told from beginning to end",
+    "streams/consumers.py": "the life of a socket is one story; the inbox's part lives with approvals",
     "streams/log.py": "one writer: append's rules are read together or not at all",
+    "streams/pump.py": "retries, cancel and heartbeat meet in one loop",
+    "streams/strictjson.py": "one grammar, parsed and written by the same rules",
+    "streams/tail.py": "ring, window and reading behind share their invariants",
 }
 
 
@@ -49,8 +54,12 @@ def _manager_root(node: ast.expr) -> str:
     return ""
 
 
-def writes_of(tree: ast.AST, models: set[str]) -> list[int]:
-    """Return lines that write rows of these models through a manager, by making one, or in SQL."""
+def writes_of(tree: ast.AST, models: set[str], *, only_fields: set[str] | None = None) -> list[int]:
+    """Return lines that write rows of these models through a manager, by making one, or in SQL.
+
+    With `only_fields`, an `update` that names none of them is let be, and so is an instance that is only built: its
+    `save` is another's. `update(**unknown)` never is.
+    """
     tables = {
         "Entry": "streams_entry",
         "Generation": "streams_generation",
@@ -65,8 +74,11 @@ def writes_of(tree: ast.AST, models: set[str]) -> list[int]:
         if not isinstance(node, ast.Call):
             return False
         if isinstance(node.func, ast.Attribute):
-            return node.func.attr in _WRITES and _manager_root(node.func.value) in models
-        return isinstance(node.func, ast.Name) and node.func.id in models
+            if node.func.attr not in _WRITES or _manager_root(node.func.value) not in models:
+                return False
+            named = {keyword.arg for keyword in node.keywords}
+            return not (only_fields and node.func.attr == "update" and not named & {*only_fields, None})
+        return only_fields is None and isinstance(node.func, ast.Name) and node.func.id in models
 
     return [getattr(node, "lineno", 0) for node in ast.walk(tree) if guilty(node)]
 
@@ -81,12 +93,12 @@ def test_only_the_log_writes_entries_and_generations() -> None:
     assert guilty == []
 
 
-def test_only_transitions_writes_approval_requests() -> None:
+def test_only_transitions_writes_the_state_of_approval_requests() -> None:
     guilty = [
         f"{name}:{line}"
         for name, tree in sources(*APPS)
         if name != "approvals/transitions.py"
-        for line in writes_of(tree, {"ApprovalRequest"})
+        for line in writes_of(tree, {"ApprovalRequest"}, only_fields={"state", "version"})
     ]
     assert guilty == []
 
@@ -127,6 +139,16 @@ def test_the_rule_lets_reads_be(code: str) -> None:
     assert writes_of(ast.parse(code), {"Entry", "Generation"}) == []
 
 
+def test_the_rule_of_states_sees_every_way_to_write_one() -> None:
+    def seen(code: str) -> bool:
+        return bool(writes_of(ast.parse(code), {"ApprovalRequest"}, only_fields={"state", "version"}))
+
+    assert seen("ApprovalRequest.objects.filter(pk=1).update(state='done')")
+    assert seen("ApprovalRequest.objects.filter(pk=1).update(**changes)")
+    assert seen("ApprovalRequest.objects.create(state='done')")
+    assert not seen("ApprovalRequest.objects.filter(state='executing').update(lease_expires_at=later)")
+
+
 def test_no_file_names_a_machine_or_a_registry() -> None:
     """A clone elsewhere must not find this machine's paths, nor hosts that it can't reach. uv.lock's own lines may."""
     # Written in pieces, so that this file does not find itself.
@@ -148,7 +170,8 @@ def test_long_files_say_why() -> None:
     long = {
         path.relative_to(ROOT).as_posix()
         for path in tracked()
-        if path.suffix in {".py", ".js", ".css"} and len(path.read_text().splitlines()) > 400
+        if path.suffix in {".py", ".js", ".css"}
+        and len(path.read_text().splitlines()) > (600 if path.is_relative_to(ROOT / "tests") else 400)
     }
     assert sorted(long - set(LONG_FILES)) == []
     assert sorted(set(LONG_FILES) - long) == [], "these are short now: strike them from the list"
