@@ -236,9 +236,10 @@ def append(request: HttpRequest, generation_id: str) -> HttpResponse:
         raise doors.WrongMediaType("chunks come as application/json")
     sent = read_envelope(doors.read_body(request, limit=MAX_BODY_BYTES, declared=request.META.get("CONTENT_LENGTH")))
     chunks = decode_chunks(sent.chunks)
-    generation = access.find_writable_generation(caller, doors.path_uuid(generation_id, what="generation"))
+    key = doors.path_uuid(generation_id, what="generation")
+    access.require_writable(caller, key)
     appended = log.append(
-        generation_id=generation.pk,
+        generation_id=key,
         attempt=sent.attempt,
         seq=sent.seq,
         chunks=chunks,
