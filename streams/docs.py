@@ -25,8 +25,10 @@ def thing(description: str = "", *, optional: tuple[str, ...] = (), **members: S
     described: Schema = {
         "type": "object",
         "properties": members,
-        "required": [name for name in members if name not in optional],
     }
+    # OpenAPI 3.0 has no empty list here.
+    if required := [name for name in members if name not in optional]:
+        described["required"] = required
     return {**described, "description": description} if description else described
 
 

@@ -71,7 +71,9 @@ def schema(shape: Any) -> dict[str, Any]:
         if isinstance(node, dict):
             if "$ref" in node:
                 return inline(definitions[node["$ref"].rpartition("/")[2]])
-            return {key: inline(member) for key, member in node.items() if key != "title"}
+            # OpenAPI 3.0 has no empty list of required members.
+            kept = {key: member for key, member in node.items() if key != "title" and (key, member) != ("required", [])}
+            return {key: inline(member) for key, member in kept.items()}
         if isinstance(node, list):
             return [inline(member) for member in node]
         return node
