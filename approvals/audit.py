@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from approvals.models import ApprovalRequest, AuditEvent
-from streams import clock, strictjson
+from streams import strictjson
 from streams.access import Caller
 from streams.protocol import Actor
 
@@ -36,7 +36,6 @@ def record(
     actor = actor_of(who)
     door, address, request_id = ("", "", "") if isinstance(who, Actor) else (who.door, who.address, who.request_id)
     return AuditEvent.objects.create(
-        at=clock.now(),
         action=action,
         kind=kind,
         actor_kind=actor.kind,

@@ -183,8 +183,8 @@ def _take_free(
     skip = connection.features.has_select_for_update_skip_locked
     logged = work.filter(generation__isnull=False).select_related("generation")
     if skip:
-        logged = logged.select_for_update(of=("self", "generation"), skip_locked=True)
-        loose = work.filter(generation__isnull=True).select_for_update(of=("self",), skip_locked=True)
+        logged = logged.select_for_update(of=("self", "generation"), skip_locked=True, no_key=True)
+        loose = work.filter(generation__isnull=True).select_for_update(of=("self",), skip_locked=True, no_key=True)
     else:
         loose = work.filter(generation__isnull=True)
     found = sorted([*logged[:max_claims], *loose[:max_claims]], key=lambda row: (row.requested_at, row.pk))
@@ -222,7 +222,7 @@ def _take_waiting(
                 raise _TooBusy
             return [_take(None, action, asked, claimant, lease_seconds, clock.now())]
     with log.hold(generation_id) as held:
-        rows = work.filter(generation_id=generation_id).select_for_update(of=("self",))[:max_claims]
+        rows = work.filter(generation_id=generation_id).select_for_update(of=("self",), no_key=True)[:max_claims]
         taken = [_take(held, action, asked, claimant, lease_seconds, held.at) for action in rows]
         if not taken:
             raise _TooBusy

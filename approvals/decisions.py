@@ -82,6 +82,8 @@ def decide(
     item = _shape(Item(action_id, idempotency_key, decision, reason, arguments_text, digest))
     try:
         return _again(lambda: _decide(caller, item))
+    except refusals.InFlight:
+        raise  # nothing was refused: the same key learns the answer in a moment
     except Problem as refusal:
         _record_refusal(caller, item, refusal)
         raise

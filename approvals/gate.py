@@ -144,7 +144,7 @@ def _born_in(held: Held) -> QuerySet[ApprovalRequest]:
 
 
 def _locked(rows: QuerySet[ApprovalRequest]) -> list[ApprovalRequest]:
-    return list(rows.select_for_update().order_by("pk"))
+    return list(rows.select_for_update(no_key=True).order_by("pk"))
 
 
 def _cancel(held: Held, action: ApprovalRequest, actor: Actor, reason: str) -> None:

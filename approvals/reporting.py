@@ -65,6 +65,8 @@ def complete(*, claim_token: str, outcome: str, result_text: str | None = None, 
                 return _complete(claimant, row.pk, action, held, outcome, result_text or "")
         except transitions.Missed:
             continue
+        except refusals.InFlight:
+            raise
         except Problem as refusal:
             _record_refusal(claimant, row, outcome, result_text, refusal)
             raise

@@ -186,6 +186,8 @@ def _noting_refusals(
             except (deadlines.Due, transitions.Missed, IntegrityError):
                 continue
         raise refusals.InFlight
+    except refusals.InFlight:
+        raise
     except Problem as refusal:
         with transaction.atomic():
             action = ApprovalRequest.objects.filter(pk=access.as_id(action_id)).first()

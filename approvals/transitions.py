@@ -51,7 +51,8 @@ def lock(*action_ids: UUID) -> Iterator[dict[UUID, tuple[ApprovalRequest, Held |
     )
     with ExitStack() as stack:
         held = {pk: stack.enter_context(log.hold(pk)) for pk in list(generation_ids) if pk is not None}
-        rows = ApprovalRequest.objects.select_for_update().filter(pk__in=action_ids).order_by("pk")
+        # NO KEY: an audit event that names the action (a refusal elsewhere) must not wait for this transaction.
+        rows = ApprovalRequest.objects.select_for_update(no_key=True).filter(pk__in=action_ids).order_by("pk")
         yield {row.pk: (row, held.get(row.generation_id) if row.generation_id else None) for row in rows}
 
 

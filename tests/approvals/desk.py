@@ -16,7 +16,7 @@ from approvals.models import ApprovalRequest, AuditEvent
 from streams import clock, log, strictjson
 from streams.access import Caller, caller_for_user
 from streams.models import AgentToken, Generation
-from streams.protocol import Actor, Chunk, Done, Text, ToolCall, ToolResult
+from streams.protocol import Actor, Chunk, Done, ToolCall, ToolResult
 from tests.support import factories
 
 _keys = itertools.count(1)
@@ -100,9 +100,7 @@ class Desk:
         return [body for body in self.entries() if body["type"] == "action" and body["actionId"] == str(action_id)]
 
     def results(self, tool_call_id: str = "call-1") -> list[dict[str, Any]]:
-        return [
-            body for body in self.entries() if body["type"] == "tool_result" and body["toolCallId"] == tool_call_id
-        ]
+        return [body for body in self.entries() if body["type"] == "tool_result" and body["toolCallId"] == tool_call_id]
 
     def head(self) -> Generation:
         return Generation.objects.get(pk=self.generation.pk)
@@ -130,8 +128,6 @@ def take(action: ApprovalRequest, claimant: Claimant | None = None, **fields: An
     fields.setdefault("claim_id", key())
     (claimed,) = claims.claim(claimant=claimant or runner(), action_id=action.pk, **fields)
     return claimed
-
-
 
 
 def runner() -> Claimant:
@@ -245,5 +241,3 @@ class Registering:
 def user_of(who: Caller) -> User:
     assert who.user is not None
     return who.user
-
-

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.django_db
 
 
 def decide(who: Any, action: ApprovalRequest, key: Any = "click-0001", **fields: Any) -> decisions.Decided:
-    return decisions.decide(
-        caller=who, action_id=action.pk, idempotency_key=key, **{"decision": "approve", **fields}
-    )
+    return decisions.decide(caller=who, action_id=action.pk, idempotency_key=key, **{"decision": "approve", **fields})
 
 
 def code_of(who: Any, action: ApprovalRequest, key: Any = "click-0001", **fields: Any) -> tuple[int, str]:
@@ -38,7 +36,9 @@ def test_without_a_key_nothing_is_decided(here: Desk, key: Any) -> None:
     assert desk.fresh(action).state == "pending"
 
 
-@pytest.mark.parametrize("key", ["short", "x" * 256, "with space", "tab\tinside", "ümlaut-key", "newline\nin-it", 12345678])
+@pytest.mark.parametrize(
+    "key", ["short", "x" * 256, "with space", "tab\tinside", "ümlaut-key", "newline\nin-it", 12345678]
+)
 def test_a_key_has_8_to_255_visible_ascii_characters(here: Desk, key: Any) -> None:
     action = here.asked()
     assert code_of(desk.person(), action, key) == (400, "idempotency_key_invalid")
@@ -103,9 +103,7 @@ def test_what_one_may_not_see_looks_like_what_is_not_there(here: Desk) -> None:
     with hidden as one:
         decide(blind, action)
     with pytest.raises(NotFound) as other:
-        decisions.decide(
-            caller=desk.person(), action_id=uuid.uuid4(), idempotency_key="click-0001", decision="approve"
-        )
+        decisions.decide(caller=desk.person(), action_id=uuid.uuid4(), idempotency_key="click-0001", decision="approve")
     assert (one.value.detail, one.value.fields) == (other.value.detail, other.value.fields)
     with pytest.raises(NotFound):
         decisions.decide(caller=desk.person(), action_id="nonsense", idempotency_key="click-0001", decision="approve")
@@ -420,7 +418,11 @@ def test_all_or_nothing_with_a_refusal_decides_nothing(here: Desk) -> None:
     with pytest.raises(refusals.BatchRefused) as refused:
         decisions.decide_many(caller=who, all_or_nothing=True, items=wanted)
     outcomes = refused.value.fields["outcomes"]
-    assert [(one.status, one.code) for one in outcomes] == [(424, "batch_refused"), (409, "cancelled"), (424, "batch_refused")]
+    assert [(one.status, one.code) for one in outcomes] == [
+        (424, "batch_refused"),
+        (409, "cancelled"),
+        (424, "batch_refused"),
+    ]
     assert [desk.fresh(one).state for one in (first, gone, last)] == ["pending", "cancelled", "pending"]
     assert Decision.objects.count() == 0
     # The keys were not used up.

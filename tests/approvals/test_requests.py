@@ -88,7 +88,10 @@ def test_another_requesters_key_is_another_key(here: Desk) -> None:
         ({"summary": "x" * 2_001}, "summary"),
         ({"generation_id": "nonsense"}, "generationId"),
         ({"tool_call_id": "call-1"}, "generationId"),
-        *[({"expires_in_seconds": value}, "expiresInSeconds") for value in (0, -1, "soon", 10**9, 2_592_001, 1.5, True)],
+        *[
+            ({"expires_in_seconds": value}, "expiresInSeconds")
+            for value in (0, -1, "soon", 10**9, 2_592_001, 1.5, True)
+        ],
     ],
 )
 def test_a_request_of_the_wrong_shape_names_the_place(here: Desk, changed: dict[str, Any], field: str) -> None:
@@ -294,7 +297,10 @@ SCHEMA = {"type": "object", "properties": {"amount": {"type": "integer", "multip
 def test_a_person_sees_the_arguments_that_will_run(here: Desk, registering: desk.Registering) -> None:
     """C06."""
     registering("pay", schema=SCHEMA, prepare=seven)
-    for action in (here.asked(desk.call(arguments='{"amount":"7"}')), ask(here.agent, arguments_text='{"amount":"7"}').action):
+    for action in (
+        here.asked(desk.call(arguments='{"amount":"7"}')),
+        ask(here.agent, arguments_text='{"amount":"7"}').action,
+    ):
         assert represent.action_json(action)["argumentsText"] == '{"amount":7,"currency":"EUR"}'
         desk.approve(action, digest=action.digest)
         assert desk.take(action, digest=action.digest).arguments_text == '{"amount":7,"currency":"EUR"}'
@@ -437,7 +443,11 @@ def test_someone_guesses_an_id(here: Desk) -> None:
 
 def test_the_whole_representation(here: Desk) -> None:
     action = ask(
-        here.agent, summary="pay the bill", context_text='{"bill":1}', conversation="talk", generation_id=here.generation.pk
+        here.agent,
+        summary="pay the bill",
+        context_text='{"bill":1}',
+        conversation="talk",
+        generation_id=here.generation.pk,
     ).action
     shown = represent.action_json(action)
     assert set(shown) == {
