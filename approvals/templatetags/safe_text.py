@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django import template
 
-from approvals import safetext
+from streams import safetext
 
 register = template.Library()
 

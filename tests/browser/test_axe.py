@@ -64,3 +64,27 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
     for name, page in pages.items():
         assert faults(page) == [], name
         assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), name
+
+
+def test_the_admin_works_under_the_same_policy(visit: Visit, agent: Agent, ana: User) -> None:
+    """`visit` fails the test for any page that throws or asks for what the policy forbids."""
+    action = agent.call("note")
+    ana.is_staff = True
+    ana.save()
+    page = visit("/admin/approvals/approvalrequest/", ana)
+    page.locator(f'input[name="_selected_action"][value="{action.pk}"]').check()
+    page.locator('select[name="action"]').select_option("approve")
+    page.get_by_role("button", name="Run").click()
+    expect(page.get_by_text("This will run, exactly as shown:")).to_be_visible()
+    page.get_by_role("button", name="Approve").click()
+    expect(page.locator(".messagelist")).to_contain_text("note: approve recorded")
+    page.goto("/admin/streams/agenttoken/add/")
+    page.get_by_label("Name:").fill("bot")
+    page.get_by_label("claims", exact=True).check()
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".messagelist")).to_contain_text("shown this once")
+    page.goto("/admin/approvals/policy/add/")
+    page.get_by_text("Add another Policy rule").click()
+    expect(page.locator("#id_rules-1-tool_pattern")).to_be_visible()
+    agent.execute(action)
+    assert len(agent.effects) == 1

@@ -77,7 +77,7 @@ def test_keys_move_show_first_and_decide_on_the_second_press(visit: Visit, agent
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.get_by_label("Use these keys").uncheck()
-    page.get_by_role("button", name="Close").click()
+    page.locator("#help-close").click()
     page.keyboard.press("x")
     expect(page.locator("#batch")).to_be_hidden()
     assert Decision.objects.get().action_id == older.pk

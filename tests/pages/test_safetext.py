@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from approvals import safetext
+from streams import safetext
 
 TABLE = json.loads((Path(__file__).parent.parent / "js" / "safetext.json").read_text())
 

@@ -148,7 +148,7 @@ export class Card {
   /** @param {string} before @param {string} after */
   changes(before, after) {
     const rows = differences(before, after).map(({ path, before: old, after: fresh }) => el('tr', {}, el('th', { scope: 'row' }, visible(path)), el('td', {}, old === null ? '–' : el('del', {}, visible(old))), el('td', {}, fresh === null ? '–' : el('ins', {}, visible(fresh)))));
-    return [el('h3', {}, 'What the person changed'), el('table', { class: 'diff' }, el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'Field'), el('th', { scope: 'col' }, 'Proposed'), el('th', { scope: 'col' }, 'Approved'))), el('tbody', {}, ...rows))];
+    return [el('h2', { class: 'sub' }, 'What the person changed'), el('table', { class: 'diff' }, el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'Field'), el('th', { scope: 'col' }, 'Proposed'), el('th', { scope: 'col' }, 'Approved'))), el('tbody', {}, ...rows))];
   }
 
   /** @param {Action} action */
@@ -175,7 +175,7 @@ export class Card {
     });
     if (action.cancelRequested && action.state === 'executing') parts.push(el('p', { class: 'who' }, 'A cancel was asked; it is not called cancelled until the executor says nothing happened.'));
     if (action.result !== undefined && ['done', 'failed', 'unknown'].includes(action.state)) {
-      parts.push(el('h3', {}, action.state === 'done' ? 'What your approval did' : 'What is known'), el('pre', { tabindex: '0' }, visible(shown(action.result), { lines: true })));
+      parts.push(el('h2', { class: 'sub' }, action.state === 'done' ? 'What your approval did' : 'What is known'), el('pre', { tabindex: '0' }, visible(shown(action.result), { lines: true })));
     }
     this.outcome.replaceChildren(...parts);
   }

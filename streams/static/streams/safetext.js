@@ -1,7 +1,7 @@
 // @ts-check
 // Text from an agent, made safe to believe: what the eye can't see is written out, and what looks like something
 // else is flagged. Nothing here makes HTML; callers only ever set `textContent`. The server's templates hold the same rule
-// (approvals/safetext.py), and tests/js/safetext.json holds both to it.
+// (streams/safetext.py), and tests/js/safetext.json holds both to it.
 
 /** @typedef {'invisible' | 'mixed'} Flag */
 

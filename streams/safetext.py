@@ -1,6 +1,6 @@
 """Text from an agent, made safe to believe, for templates, admin and mail. Pure.
 
-The same rule as streams/safetext.js; tests/js/safetext.json holds both to it.
+The same rule as static/streams/safetext.js; tests/js/safetext.json holds both to it.
 """
 
 from __future__ import annotations
