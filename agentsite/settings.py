@@ -121,6 +121,9 @@ CHANNEL_LAYERS: dict[str, dict[str, Any]] = (
     else {}
 )
 
+# Modules that register server tools (approvals.tools). Every process of the site needs the same ones.
+TOOL_MODULES: list[str] = env.list("AGENTSITE_TOOL_MODULES", default=["agentsite.demo.tools"])
+
 # Contract §4 names these times; tests shorten them.
 SOCKET_HEARTBEAT_SECONDS = env.int("SOCKET_HEARTBEAT_SECONDS", default=15)
 SOCKET_FULL_SECONDS = env.float("SOCKET_FULL_SECONDS", default=30.0)
