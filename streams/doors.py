@@ -151,7 +151,9 @@ class StrictJSONParser(BaseParser):
         parser_context: Mapping[str, Any] | None = None,
     ) -> Any:
         limit: int = settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0
-        data = read_body(stream, limit=limit, declared=stream.META.get("CONTENT_LENGTH"))
+        # A body that came in pieces was read already, and the stream is then no request.
+        declared = getattr(stream, "META", {}).get("CONTENT_LENGTH")
+        data = read_body(stream, limit=limit, declared=declared)
         return strictjson.loads(data, max_depth=strictjson.MAX_BODY_DEPTH) if data else {}
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.views.decorators.csrf import csrf_exempt
 from drf_spectacular.utils import OpenApiResponse, extend_schema
@@ -25,7 +26,6 @@ from streams.protocol import MAX_COUNT
 from streams.views import View
 from streams.waiting import run
 
-HEARTBEAT_SECONDS = 15.0
 RECHECK_SECONDS = 3.0
 PAGE_ENTRIES = 500
 
@@ -81,7 +81,7 @@ async def stream(reading: Reading) -> AsyncIterator[bytes]:
                 checked_at = now
             if page.data:
                 continue
-            if now - spoke_at >= HEARTBEAT_SECONDS:
+            if now - spoke_at >= settings.SOCKET_HEARTBEAT_SECONDS:
                 yield b": heartbeat\n\n"
                 spoke_at = now
             if await bell.wait(doorbell.SLOW_POLL_SECONDS):
