@@ -65,7 +65,9 @@ class Generation(models.Model):
     attempt_from = models.BigIntegerField(default=0, help_text="Offset where the newest attempt began.")
     writer = models.CharField(max_length=200, blank=True)
     newest = models.CharField(
-        max_length=24, blank=True, help_text="Type of the newest chunk: text, tool_call, tool_result, error, recoverable."
+        max_length=24,
+        blank=True,
+        help_text="Type of the newest chunk: text, tool_call, tool_result, error, recoverable.",
     )
 
     cancel_requested = models.BooleanField(default=False)
@@ -86,10 +88,15 @@ class Generation(models.Model):
         constraints = [
             models.CheckConstraint(condition=Q(next_offset__gte=F("first_offset")), name="generation_offsets_grow"),
             models.CheckConstraint(condition=Q(attempt__gte=1, next_seq__gte=0), name="generation_attempt_and_seq"),
-            models.CheckConstraint(condition=Q(open_gated__gte=0, open_actions__gte=F("open_gated")), name="generation_open_counts"),
-            models.CheckConstraint(condition=Q(producer_timeout_seconds__range=(5, 86_400)), name="generation_timeout_range"),
             models.CheckConstraint(
-                condition=Q(finish_reason="", finished_at__isnull=True) | (~Q(finish_reason="") & Q(finished_at__isnull=False)),
+                condition=Q(open_gated__gte=0, open_actions__gte=F("open_gated")), name="generation_open_counts"
+            ),
+            models.CheckConstraint(
+                condition=Q(producer_timeout_seconds__range=(5, 86_400)), name="generation_timeout_range"
+            ),
+            models.CheckConstraint(
+                condition=Q(finish_reason="", finished_at__isnull=True)
+                | (~Q(finish_reason="") & Q(finished_at__isnull=False)),
                 name="generation_finished_together",
             ),
         ]
@@ -130,7 +137,9 @@ class Entry(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["generation", "attempt", "seq"], condition=Q(seq__isnull=False), name="entry_seq_once_an_attempt"
+                fields=["generation", "attempt", "seq"],
+                condition=Q(seq__isnull=False),
+                name="entry_seq_once_an_attempt",
             ),
             models.CheckConstraint(condition=Q(offset__gte=0), name="entry_offset_from_zero"),
             models.CheckConstraint(condition=Q(kind__in=["chunk", "notice"]), name="entry_kind"),

@@ -204,9 +204,7 @@ class _Player:
             # The model made a call the log can't keep (arguments that are no JSON object, a name too long):
             # what it said so far stands, and it may try again.
             logger.info("a call was refused: %s", refusal.detail)
-            refused = error_chunk(
-                "bad_tool_call", f"a tool call was refused: {refusal.code}", recoverable=True
-            )
+            refused = error_chunk("bad_tool_call", f"a tool call was refused: {refusal.code}", recoverable=True)
             await self._append([refused])
             return Played("broken", error=refused)
         if self.cancelled.is_set():
@@ -303,11 +301,7 @@ def _append_once(place: Place, chunks: list[Chunk]) -> log.Appended:
     attempt, seq, writer = place.attempt, place.seq, place.writer
     if not chunks:
         # A heartbeat raises no attempt: until the first chunk of ours is there, it beats for the one the log has.
-        known = (
-            Generation.objects.filter(pk=place.generation_id)
-            .values_list("attempt", "next_seq", "writer")
-            .first()
-        )
+        known = Generation.objects.filter(pk=place.generation_id).values_list("attempt", "next_seq", "writer").first()
         if known is not None and known[0] < attempt:
             attempt, seq, writer = known
     return log.append(
@@ -334,9 +328,7 @@ def _look(place: Place) -> tuple[bool, bool]:
     return bool(cancel_requested), bool(finish_reason) or attempt > place.attempt
 
 
-async def play(
-    *, place: Place, adapter: Adapter, request: Request, leave_open_on_calls: bool = False
-) -> Played:
+async def play(*, place: Place, adapter: Adapter, request: Request, leave_open_on_calls: bool = False) -> Played:
     """Play one attempt at one turn. `place` moves with what was appended."""
     return await _Player(place, adapter, request, leave_open_on_calls).play()
 

@@ -27,9 +27,7 @@ class RetryPolicy:
 DEFAULT = RetryPolicy()
 
 
-def pause_ms(
-    error: Error, *, failures: int, policy: RetryPolicy = DEFAULT, random: Callable[[], float]
-) -> int | None:
+def pause_ms(error: Error, *, failures: int, policy: RetryPolicy = DEFAULT, random: Callable[[], float]) -> int | None:
     """Return how long to wait after the `failures`-th broken attempt in a row, or None: give up.
 
     `random` gives a number from 0 up to 1. The jitter lies below the nominal pause (half of it to all of it), so

@@ -150,9 +150,7 @@ class _Turn:
         call = self.calls.get(index)
         if call is not None and call_id and call.id and call_id != call.id:
             # Some servers give every parallel call index 0 and only the id tells them apart.
-            index = next(
-                (key for key, known in self.calls.items() if known.id == call_id), max(self.calls) + 1
-            )
+            index = next((key for key, known in self.calls.items() if known.id == call_id), max(self.calls) + 1)
             call = self.calls.get(index)
         if call is None:
             call = self.calls[index] = _Call()
@@ -165,9 +163,7 @@ class _Turn:
     def end(self, content_type: str) -> list[Chunk]:
         rest: list[Chunk] = [*self.mender.end()]
         if not self.began and "text/event-stream" not in content_type:
-            message = (
-                "the model endpoint answered with something that is no event stream; is its address right?"
-            )
+            message = "the model endpoint answered with something that is no event stream; is its address right?"
             return [*rest, error_chunk("bad_answer", message, recoverable=False)]
         if self.finish is None:
             return [
@@ -232,16 +228,12 @@ def _as_error(error: Exception, *, began: bool) -> Error:
             return error_chunk("connection_lost", "the connection to the model broke off", recoverable=True)
         return error_chunk("unreachable", "the model endpoint can't be reached", recoverable=True)
     if isinstance(error, (openai.APIResponseValidationError, *_UNREADABLE)):
-        return error_chunk(
-            "bad_answer", "the model endpoint sent something that can't be read", recoverable=True
-        )
+        return error_chunk("bad_answer", "the model endpoint sent something that can't be read", recoverable=True)
     if isinstance(error, openai.APIError):
         said = _said(error)
         message = f"the model endpoint reported an error in its stream{said}"
         return error_chunk("provider_error", message, recoverable=error.code not in _OUT_OF_MONEY)
-    return error_chunk(
-        "provider_error", f"the model endpoint failed ({type(error).__name__})", recoverable=False
-    )
+    return error_chunk("provider_error", f"the model endpoint failed ({type(error).__name__})", recoverable=False)
 
 
 def _status_error(error: openai.APIStatusError) -> Error:
@@ -253,9 +245,7 @@ def _status_error(error: openai.APIStatusError) -> Error:
         return error_chunk("out_of_quota", message, recoverable=False)
     if status in _PASSING or status >= 500:
         code = "rate_limited" if status == 429 else "provider_error"
-        return error_chunk(
-            code, message, recoverable=True, retry_after_ms=_retry_after_ms(error.response.headers)
-        )
+        return error_chunk(code, message, recoverable=True, retry_after_ms=_retry_after_ms(error.response.headers))
     return error_chunk("refused_by_provider", message, recoverable=False)
 
 

@@ -50,9 +50,7 @@ class ScriptedAdapter:
             return
         turn = self._turns[request.turn]
         pause_seconds = float(turn.get("tokenMs", self._token_ms)) / 1000
-        faults = [
-            fault for fault in turn.get("faults", []) if request.attempt <= int(fault.get("attempts", 1))
-        ]
+        faults = [fault for fault in turn.get("faults", []) if request.attempt <= int(fault.get("attempts", 1))]
         said, calls = 0, 0
         for step in turn.get("steps", []):
             if not _applies(step, request.messages):
