@@ -66,7 +66,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
         assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), name
 
 
-def test_the_admin_works_under_the_same_policy(visit: Visit, agent: Agent, ana: User) -> None:
+def test_the_admin_works_under_its_policy(visit: Visit, agent: Agent, ana: User) -> None:
     """`visit` fails the test for any page that throws or asks for what the policy forbids."""
     action = agent.call("note")
     ana.is_staff = True
@@ -74,10 +74,10 @@ def test_the_admin_works_under_the_same_policy(visit: Visit, agent: Agent, ana: 
     page = visit("/admin/approvals/approvalrequest/", ana)
     page.locator(f'input[name="_selected_action"][value="{action.pk}"]').check()
     page.locator('select[name="action"]').select_option("approve")
-    page.get_by_role("button", name="Run").click()
+    page.locator('button[name="index"]').click()
     expect(page.get_by_text("This will run, exactly as shown:")).to_be_visible()
     page.get_by_role("button", name="Approve").click()
-    expect(page.locator(".messagelist")).to_contain_text("note: approve recorded")
+    expect(page.locator(".messagelist")).to_contain_text("approve recorded")
     page.goto("/admin/streams/agenttoken/add/")
     page.get_by_label("Name:").fill("bot")
     page.get_by_label("claims", exact=True).check()
