@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -196,28 +197,36 @@ def fold(notices: list[dict[str, Any]]) -> dict[str, Any]:
     return without_leases(folded)
 
 
-def check_story(desk: Desk) -> None:
-    """Assert what must hold after anything: see each line."""
+def check_story(desk: Desk) -> dict[UUID, list[dict[str, Any]]]:
+    """Assert what must hold after anything: see each line. Return the notices of each action."""
     entries, head = desk.entries(), desk.head()
-    actions = list(ApprovalRequest.objects.filter(generation=head))
+    actions = list(ApprovalRequest.objects.filter(generation=head).prefetch_related("decisions"))
+    events: dict[UUID | None, list[AuditEvent]] = defaultdict(list)
+    for event in AuditEvent.objects.filter(action__in=actions, version__isnull=False).order_by("id"):
+        events[event.action_id].append(event)
+    stories: dict[UUID, list[dict[str, Any]]] = {action.pk: [] for action in actions}
+    told: dict[str, int] = defaultdict(int)
+    for body in entries:
+        if body["type"] == "action":
+            stories[UUID(body["actionId"])].append(body)
+        elif body["type"] == "tool_result":
+            told[body["toolCallId"]] += 1
     assert head.next_offset == len(entries)
     in_progress = [action for action in actions if action.state in ("pending", "approved", "executing")]
     assert head.open_actions == len(in_progress)
     assert head.open_gated == sum(action.gated for action in in_progress)
     for action in actions:
-        notices = [body for body in entries if body["type"] == "action" and body["actionId"] == str(action.pk)]
+        notices = stories[action.pk]
         assert [notice["version"] for notice in notices] == list(range(1, action.version + 1))
         assert fold(notices) == without_leases(represent.action_json(action))
-        versions = AuditEvent.objects.filter(action=action, version__isnull=False).order_by("id")
-        assert [event.version for event in versions] == list(range(1, action.version + 1))
-        assert [event.to_state for event in versions] == [notice["state"] for notice in notices]
-        told = [body for body in entries if body["type"] == "tool_result" and body["toolCallId"] == action.tool_call_id]
+        assert [event.version for event in events[action.pk]] == list(range(1, action.version + 1))
+        assert [event.to_state for event in events[action.pk]] == [notice["state"] for notice in notices]
         if action.call_offset is not None and action.gated and not action.superseded:
-            ended_in_log = action.state in ("done", "failed", "rejected", "expired", "cancelled")
-            assert len(told) <= 1
-            assert bool(told) <= ended_in_log
-            if ended_in_log and not head.finish_reason:
-                assert len(told) == 1
+            has_ended = action.state in ("done", "failed", "rejected", "expired", "cancelled")
+            assert told[action.tool_call_id] <= has_ended
+            if not head.finish_reason:
+                assert told[action.tool_call_id] == has_ended
+    return stories
 
 
 class Registering:

@@ -15,6 +15,7 @@ from approvals.requesting import NoSuchToolCall
 from streams import log
 from streams.log import GenerationClosed
 from streams.problems import Invalid, NotAllowed, NotFound, Problem, TooLarge
+from streams.protocol import Text
 from tests.approvals import desk
 from tests.approvals.desk import Desk
 from tests.support import factories
@@ -212,7 +213,7 @@ def test_a_call_whose_arguments_are_not_strict_json_refuses_the_whole_append(
     here: Desk, text: str, code: str, field: str
 ) -> None:
     with pytest.raises(Problem) as refused:
-        here.append(desk.Text(content="now"), desk.call(arguments=text))
+        here.append(Text(content="now"), desk.call(arguments=text))
     assert (refused.value.status, refused.value.code, refused.value.fields["index"]) == (400, code, 1)
     assert refused.value.fields["field"] == field
     assert here.entries() == []
@@ -225,7 +226,7 @@ def test_the_same_call_again_is_the_same_action_and_another_content_is_refused(h
     assert again.actions == [{"toolCallId": "call-1", "actionId": str(first.pk), "state": "pending"}]
     for other in (desk.call(tool="other"), desk.call(arguments="{}")):
         with pytest.raises(refusals.ToolCallConflict) as refused:
-            here.append(desk.Text(content="x"), other)
+            here.append(Text(content="x"), other)
         assert refused.value.fields["index"] == 1
     assert ApprovalRequest.objects.count() == 1
 
@@ -241,9 +242,9 @@ def test_the_same_call_in_a_later_attempt_is_a_new_action_that_names_the_old(her
 
 def test_what_stands_before_the_superseded_part_lives_on(here: Desk) -> None:
     kept = here.asked()
-    here.append(desk.Text(content="x"))
+    here.append(Text(content="x"))
     void = here.asked(desk.call("call-2"))
-    here.append(desk.Text(content="again"), new_attempt=True, superseded_from=2)
+    here.append(Text(content="again"), new_attempt=True, superseded_from=2)
     assert [desk.fresh(one).state for one in (kept, void)] == ["pending", "cancelled"]
     desk.reject(kept)
     assert len(here.results()) == 1
@@ -254,7 +255,7 @@ def test_a_result_of_a_gated_call_needs_a_claim(here: Desk) -> None:
     action = here.asked()
     for state in ("pending", "approved"):
         with pytest.raises(refusals.ResultNeedsClaim) as refused:
-            here.append(desk.Text(content="x"), desk.result())
+            here.append(Text(content="x"), desk.result())
         assert (refused.value.code, refused.value.fields["index"]) == ("result_needs_claim", 1)
         assert desk.fresh(action).state == state
         if state == "pending":

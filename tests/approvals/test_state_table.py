@@ -13,6 +13,7 @@ from approvals.states import MOVES, State, may
 from approvals.transitions import Illegal
 from streams import log
 from streams.problems import NotAllowed
+from streams.protocol import Text
 from tests.approvals import desk
 from tests.approvals.desk import Desk
 from tests.support import factories
@@ -149,7 +150,7 @@ def test_what_has_not_begun_can_be_cancelled(here: Desk, state: str, who: str) -
     elif who == "person":
         decisions.cancel(caller=desk.person(), action_id=action.pk)
     elif who == "superseded":
-        here.append(desk.Text(content="again"), new_attempt=True)
+        here.append(Text(content="again"), new_attempt=True)
     else:
         log.request_cancel(generation_id=here.generation.pk, actor=desk.person().actor)
     assert desk.fresh(action).state == "cancelled"
@@ -472,7 +473,7 @@ def test_what_ends_after_the_log_tells_it_in_the_notice(here: Desk) -> None:
 
 
 AFTER: dict[str, Callable[[Desk], object]] = {
-    "restart": lambda here: here.append(desk.Text(content="again"), new_attempt=True),
+    "restart": lambda here: here.append(Text(content="again"), new_attempt=True),
     "cancel": lambda here: log.request_cancel(generation_id=here.generation.pk, actor=here.agent.actor),
 }
 
