@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from uuid import UUID
 
 import msgspec
@@ -33,7 +33,8 @@ FULL_SECONDS = 30.0
 _LET_GO_SECONDS = 5.0
 
 BAD_PROTOCOL, SIGN_IN, NOT_ALLOWED, NO_SUCH, TOO_SLOW, TOO_MANY = 4400, 4401, 4403, 4404, 4408, 4429
-TRY_AGAIN_LATER = 1013
+# Of the private range because daphne refuses to send 1013.
+TRY_AGAIN_LATER = 4503
 
 Frame = dict[str, Any]
 
@@ -439,8 +440,8 @@ def _cancel(caller: Caller, generation_id: UUID) -> None:
 class DemoCut:
     """`demo --drop-at N`: cut a person's socket once, after its N-th text chunk. Off unless the setting says so."""
 
-    # Service restart: what a client comes back from.
-    CODE: Literal[1012] = 1012
+    # daphne sends 1000 and 3000 … 4999 only; any code but 4400 … 4404 is one a client comes back from.
+    CODE = tail.CUT
 
     def __init__(self) -> None:
         self._done = False

@@ -381,7 +381,7 @@ class Tail:
             # The server's own kind of "disconnected", or the database is away: either way it comes back by offset.
             log.info("a reader of %s was given up", self.generation_id, exc_info=True)
             self.leave(reader)
-            reader.lost(1013)
+            reader.lost(4503)
         finally:
             reader.busy = False
             self._pumps -= 1
@@ -474,6 +474,10 @@ async def _quietly(rest: Awaitable[None]) -> None:
         await rest
 
 
+# The close code of the demo's cut; a client comes back from it.
+CUT = 4012
+
+
 class Gone(Exception):
     """The log no longer has what this reader wants next."""
 
@@ -498,7 +502,7 @@ def _count_texts(reader: Reader, frame: Frame) -> None:
     assert reader.texts_left is not None
     reader.texts_left -= frame.message["text"].count(_TEXT)
     if reader.texts_left <= 0:
-        reader.lost(1012)
+        reader.lost(CUT)
 
 
 # --- one event loop -----------------------------------------------------------------------------

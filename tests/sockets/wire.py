@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from websockets.sync.client import ClientConnection, connect
 from tests.support.processes import Server
 
 Frame = dict[str, Any]
+_OFFSET = re.compile(r'"offset":(\d+),')
 
 
 class Wire:
@@ -36,6 +38,8 @@ class Wire:
             headers["Cookie"] = f"sessionid={cookie}"
         self.frames: list[Frame] = []
         self.entries: list[Frame] = []
+        # The last offset `skip_to` took.
+        self.skipped = -1
         self._stack = ExitStack()
         opening = connect(
             server.ws_url + path,
@@ -69,6 +73,7 @@ class Wire:
         self.frames.append(frame)
         if frame["type"] == "entries":
             self.entries += frame["entries"]
+            self.skipped = self.entries[-1]["offset"]
         return frame
 
     def until(self, kind: str, *, seconds: float = 10) -> Frame:
@@ -89,14 +94,24 @@ class Wire:
                 self.send(type="ack", offset=self.entries[-1]["offset"])
         return self
 
+    def skip_to(self, offset: int, *, seconds: float = 20) -> None:
+        """Take entries in order up to this one without keeping them, acknowledging each frame."""
+        while self.skipped < offset:
+            for found in _OFFSET.findall(str(self.connection.recv(timeout=seconds))):
+                assert int(found) == self.skipped + 1
+                self.skipped += 1
+            if self.skipped >= 0:
+                self.send(type="ack", offset=self.skipped)
+
     def close_code(self, *, seconds: float = 10) -> int:
         """Read on until the server closes, and return its code."""
-        try:
+        with suppress(ConnectionClosed):
             while True:
                 self.next(seconds=seconds)
-        except ConnectionClosed as closed:
-            assert closed.rcvd is not None, "it was dropped without a word"
-            return closed.rcvd.code
+        code = self.connection.close_code
+        assert code is not None
+        assert code != 1006, "it was dropped without a word"
+        return code
 
     def offsets(self) -> list[int]:
         return [entry["offset"] for entry in self.entries]

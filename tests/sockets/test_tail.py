@@ -1,0 +1,290 @@
+"""Every entry once and in order, whatever the network, the clock or the doorbell do (faults C40 – C50)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from streams import doorbell
+from tests.sockets.conftest import ENV
+from tests.sockets.logs import Story, story
+from tests.sockets.wire import Wire
+from tests.support.processes import Child, Server, free_port
+
+
+def rss_kib(server: Server) -> int:
+    for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise AssertionError("no VmRSS")
+
+
+def test_the_same_client_twice_gets_each_text_once_on_each_socket(uvicorn: Server) -> None:  # C40
+    told = story("a", "b")
+    with Wire(uvicorn, told.path, secret=told.secret) as one, Wire(uvicorn, told.path, secret=told.secret) as two:
+        one.hello(**{"from": 1})
+        two.hello(**{"from": 1})
+        told.write("c", "d")
+        for wire in (one, two):
+            assert wire.until_offset(3).offsets() == [1, 2, 3]
+
+
+def test_what_is_appended_while_readers_join_arrives_once(server: Server) -> None:  # C41 on the wire
+    told = story(*"abc")
+    stop = threading.Event()
+
+    def write() -> None:
+        with contextlib.closing(_own_connection()):
+            while not stop.is_set():
+                told.write("x")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        wires = []
+        with contextlib.ExitStack() as stack:
+            for _ in range(12):
+                wire = stack.enter_context(Wire(server, told.path, secret=told.secret)).hello()
+                wire.until("caught_up")
+                wires.append(wire)
+            stop.set()
+            writer.join()
+            last = told.seq - 1
+            for wire in wires:
+                assert wire.until_offset(last).offsets() == list(range(last + 1))
+    finally:
+        stop.set()
+        writer.join()
+
+
+class _own_connection:
+    """Close this thread's database connection at its end."""
+
+    def close(self) -> None:
+        from django.db import connection
+
+        connection.close()
+
+
+def test_a_reader_comes_back_after_the_end_and_gets_the_rest_once(uvicorn: Server) -> None:  # C43
+    told = story("a", "b", "c", "d", "e")
+    with Wire(uvicorn, told.path, secret=told.secret) as wire:
+        wire.hello().until_offset(4)
+    told.write("f", "g", "h", "i")
+    end = told.end()
+    for _ in range(2):
+        with Wire(uvicorn, told.path, secret=told.secret) as wire:
+            welcome = wire.hello(**{"from": 5}).until("welcome")
+            assert welcome["generation"]["state"] == "done"
+            wire.until("caught_up")
+            assert wire.offsets() == [5, 6, 7, 8, 9]
+            assert wire.entries[-1]["chunk"] == {"type": "done", "reason": "stop"}
+    with Wire(uvicorn, told.path, secret=told.secret) as wire:
+        wire.hello(**{"from": end}).until("caught_up")
+        assert [frame["type"] for frame in wire.frames] == ["welcome", "caught_up"]
+
+
+def test_a_long_log_is_replayed_whole_within_the_window(server: Server) -> None:
+    told = story()
+    for _ in range(12):
+        told.write(*[f"{place}," for place in range(500)])
+    with Wire(server, told.path, secret=told.secret) as wire:
+        wire.hello().until_offset(5_999)
+        assert wire.offsets() == list(range(6_000))
+        wire.until("caught_up")
+
+
+def test_without_an_ack_no_more_than_the_window_comes(server: Server) -> None:
+    told = story()
+    for _ in range(6):
+        told.write(*["x"] * 500)
+    with Wire(server, told.path, secret=told.secret) as wire:
+        wire.hello()
+        assert wire.close_code() == 4408
+        assert wire.offsets() == list(range(2_000))
+
+
+def test_without_an_ack_no_more_than_a_mebibyte_comes(uvicorn: Server) -> None:
+    told = story()
+    for _ in range(12):
+        told.write("x" * 200_000)
+    with Wire(uvicorn, told.path, secret=told.secret) as wire:
+        wire.hello()
+        assert wire.close_code() == 4408
+        assert wire.offsets() == list(range(5))
+
+
+def test_an_ack_opens_the_window_again(uvicorn: Server) -> None:
+    told = story()
+    for _ in range(6):
+        told.write(*["x"] * 500)
+    with Wire(uvicorn, told.path, secret=told.secret) as wire:
+        wire.hello()
+        wire.until_offset(1_999, ack=False)
+        wire.send(type="ack", offset=1_999)
+        wire.until_offset(2_999, ack=False)
+        assert wire.offsets() == list(range(3_000))
+
+
+@pytest.mark.slow
+def test_a_reader_that_never_reads_costs_a_window_and_nobody_else(server: Server) -> None:  # C45
+    told = story("a")
+    with contextlib.ExitStack() as stack:
+        healthy = [stack.enter_context(Wire(server, told.path, secret=told.secret)).hello() for _ in range(10)]
+        for wire in healthy:
+            wire.until("caught_up")
+        before = rss_kib(server)
+        lazy = stack.enter_context(_never_reads(server, told))
+        more = 0
+        for round_ in range(60):
+            told.write(*["y" * 200_000] * 5)
+            for wire in healthy:
+                wire.skip_to((round_ + 1) * 5)
+            more = max(more, rss_kib(server) - before)
+        assert b"too slow, come back with your offset" in _drain(lazy)
+        # One window, and what eleven sockets and a read of a page need while it runs.
+        assert more < 5_120 + 3_072, f"{more} KiB more"
+    with Wire(server, told.path, secret=told.secret) as wire:
+        wire.hello().skip_to(300)
+
+
+def _never_reads(server: Server, told: Story) -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", server.port))
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    key = "dGhlIHNhbXBsZSBub25jZQ=="
+    line.sendall(
+        f"GET {told.path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nUpgrade: websocket\r\n"
+        f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
+        f"Authorization: Bearer {told.secret}\r\n\r\n".encode()
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += line.recv(1)
+    hello = json.dumps({"type": "hello", "protocol": 1}).encode()
+    line.sendall(bytes([0x81, 0x80 | len(hello)]) + b"\0\0\0\0" + hello)
+    return line
+
+
+def _drain(line: socket.socket) -> bytes:
+    """Read what was on its way, to the end; return the last of it."""
+    line.settimeout(10)
+    seen = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := line.recv(65_536):
+            seen = (seen + data)[-300:]
+    return seen
+
+
+def test_a_blocked_server_loses_nothing(uvicorn: Server) -> None:  # C46
+    told = story("a")
+    with Wire(uvicorn, told.path, secret=told.secret) as wire:
+        wire.hello().until("caught_up")
+        os.kill(uvicorn.pid, signal.SIGSTOP)
+        try:
+            for _ in range(500):
+                told.write("x")
+        finally:
+            os.kill(uvicorn.pid, signal.SIGCONT)
+        assert wire.until_offset(500, seconds=3).offsets() == list(range(501))
+
+
+def test_lost_rings_cost_the_poll_and_no_entry(uvicorn: Server, monkeypatch: pytest.MonkeyPatch) -> None:  # C46
+    monkeypatch.setattr(doorbell, "ring", lambda *topics: None)
+    told = story("a")
+    with Wire(uvicorn, told.path, secret=told.secret) as wire:
+        wire.hello().until("caught_up")
+        for count in range(3):
+            told.write("x")
+            written = time.monotonic()
+            wire.until_offset(count + 1)
+            assert time.monotonic() - written < 2
+
+
+@pytest.mark.redis
+def test_redis_may_be_emptied_die_and_come_back(transactional_db: None) -> None:  # C46
+    port = free_port()
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    with Child(command) as redis, Server("uvicorn", env={**ENV, "REDIS_URL": f"redis://127.0.0.1:{port}/0"}) as server:
+        told = story("a")
+        with Wire(server, told.path, secret=told.secret) as wire:
+            wire.hello().until("caught_up")
+            with socket.create_connection(("127.0.0.1", port)) as line:
+                line.sendall(b"FLUSHALL\r\n")
+                assert line.recv(100).startswith(b"+OK")
+            told.write("x")
+            wire.until_offset(1, seconds=3)
+            redis.kill()
+            for _ in range(500):
+                told.write("x")
+            assert wire.until_offset(501, seconds=5).offsets() == list(range(502))
+            redis.start()
+            told.write("x")
+            wire.until_offset(502, seconds=5)
+
+
+@pytest.mark.parametrize("character", ["é", "你", "👩‍👩‍👧"])
+def test_a_character_cut_between_chunks_and_resumed_is_the_same_text(uvicorn: Server, character: str) -> None:  # C48
+    for cut in range(len(character) + 1):
+        told = story(character[:cut], character[cut:], "|")
+        for resume_at in range(4):
+            with Wire(uvicorn, told.path, secret=told.secret) as before:
+                before.hello().until_offset(2)
+            with Wire(uvicorn, told.path, secret=told.secret) as after:
+                after.hello(**{"from": resume_at}).until("caught_up")
+            kept = "".join(entry["chunk"]["content"] for entry in before.entries[:resume_at])
+            assert kept + after.text() == f"{character}|"
+
+
+def test_stop_is_accepted_told_and_the_same_twice(server: Server) -> None:  # C50
+    told = story("a")
+    with Wire(server, told.path, secret=told.secret) as wire:
+        wire.hello().until("caught_up")
+        asked = time.monotonic()
+        wire.send(type="cancel")
+        wire.until("cancel_accepted")
+        wire.until_offset(1)
+        assert time.monotonic() - asked < 1
+        assert wire.entries[1]["notice"]["type"] == "cancel_requested"
+        assert wire.entries[1]["notice"]["actor"]["kind"] == "token"
+        wire.send(type="cancel")
+        wire.until("cancel_accepted")
+        told.end()
+        wire.until_offset(2)
+        assert wire.entries[2]["chunk"] == {"type": "done", "reason": "cancel"}
+        assert len(wire.entries) == 3
+
+
+def test_the_agent_goes_on_when_the_reader_closes(uvicorn: Server) -> None:  # C50
+    told = story("a")
+    with Wire(uvicorn, told.path, secret=told.secret) as wire:
+        wire.hello().until("caught_up")
+    told.write("b")
+    told.end()
+    told.generation.refresh_from_db()
+    assert told.generation.state == "done"
+
+
+def test_the_demo_cuts_one_socket_once_at_the_eighth_text(transactional_db: None) -> None:
+    from tests.support import factories
+
+    cookie = factories.session_cookie(factories.operator())
+    with Server("daphne", env={**ENV, "AGENTSITE_DROP_AT": "8"}) as server:
+        told = story(*"abcde")
+        with Wire(server, told.path, cookie=cookie, origin=server.url) as wire:
+            wire.hello().until("caught_up")
+            told.write(*"fghijkl")
+            assert wire.close_code() == 4012
+            assert wire.text() == "abcdefgh"
+        with Wire(server, told.path, cookie=cookie, origin=server.url) as wire:
+            wire.hello(**{"from": 8}).until("caught_up")
+            told.write(*"mnopqrstuv")
+            wire.until_offset(21)
+            assert wire.text() == "ijklmnopqrstuv"
