@@ -257,3 +257,8 @@ test('the log ended but an action is still open: the end is said, and what is op
   assert.equal(d.said.sentence, 'Finished: tool_use · 0 tokens · 1 action still open');
   assert.equal(settled(d.state), false);
 });
+
+test('a result names the tool of its call', () => {
+  const { fold } = applyEntries(emptyFold(), [chunk(0, { type: 'tool_call', id: 'c', name: 'pay', arguments: '{}', index: 0 }), chunk(1, { type: 'tool_result', id: 'r', toolCallId: 'c', result: 1, isError: false })]);
+  assert.equal(fold.items[1].tool, 'pay');
+});

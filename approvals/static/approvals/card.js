@@ -77,6 +77,7 @@ export class Card {
       el('header', {}, this.risk, this.tool, this.state, this.left),
       this.warn, this.agentSays, this.what, this.outcome, this.buttons, this.reasonPanel, this.editPanel, this.ladder, this.message,
     );
+    this.buttons.addEventListener('focusout', () => setTimeout(() => this.refreshButtons(), 0));
     this.what.addEventListener('toggle', () => this.refreshButtons());
     this.editor.addEventListener('input', () => this.checkEdit());
     this.reason.addEventListener('keydown', (event) => {

@@ -9,7 +9,7 @@
 
 /** @typedef {{key: string, kind: 'text', offset: number, attempt: number, struck: boolean, text: string, marks: ReadonlyArray<readonly [number, number]>, closed: boolean}} TextItem marks: [offset, where it begins in text] */
 /** @typedef {{key: string, kind: 'call', offset: number, attempt: number, struck: boolean, id: string, name: string, arguments: string}} CallItem */
-/** @typedef {{key: string, kind: 'result', offset: number, attempt: number, struck: boolean, toolCallId: string, result: unknown, isError: boolean}} ResultItem */
+/** @typedef {{key: string, kind: 'result', offset: number, attempt: number, struck: boolean, toolCallId: string, tool: string, result: unknown, isError: boolean}} ResultItem */
 /** @typedef {{key: string, kind: 'error', offset: number, attempt: number, struck: boolean, code: string, message: string, recoverable: boolean}} ErrorItem */
 /** @typedef {{key: string, kind: 'action', offset: number, attempt: number, struck: boolean, actionId: string}} ActionItem */
 /** @typedef {{key: string, kind: 'mark', offset: number, attempt: number, struck: boolean, words: string}} MarkItem a thin rule with words */
@@ -137,6 +137,12 @@ function ran(result, isError) {
   return !(typeof code === 'string' && REFUSALS.has(code));
 }
 
+/** The tool of the newest call with this id. @param {readonly Item[]} items @param {string} callId @returns {string} */
+function toolOf(items, callId) {
+  const call = items.findLast((item) => item.kind === 'call' && item.id === callId);
+  return call?.kind === 'call' ? call.name : '';
+}
+
 /** @param {Draft} draft @param {Entry} entry */
 function applyOne(draft, entry) {
   const { offset, attempt } = entry;
@@ -156,7 +162,7 @@ function applyOne(draft, entry) {
         draft.lastError = null;
         break;
       case 'tool_result':
-        draft.items.push({ ...base, key: `r${offset}`, kind: 'result', toolCallId: chunk.toolCallId, result: chunk.result, isError: chunk.isError });
+        draft.items.push({ ...base, key: `r${offset}`, kind: 'result', toolCallId: chunk.toolCallId, tool: toolOf(draft.items, chunk.toolCallId), result: chunk.result, isError: chunk.isError });
         if (ran(chunk.result, chunk.isError)) draft.toolsRun += 1;
         draft.lastError = null;
         break;

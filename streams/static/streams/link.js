@@ -106,6 +106,5 @@ export function closeWords(code, reason) {
     4400: 'the server did not understand this page; reload it', 4401: 'please sign in again', 4403: 'you may not see this',
     4404: 'there is no such run', 4408: 'this reader fell behind', 4429: 'too many connections',
   };
-  if (reason) return reason;
-  return (code !== null && known[code]) || 'refused';
+  return (code !== null && known[code]) || reason || 'refused';
 }

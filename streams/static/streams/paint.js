@@ -131,7 +131,7 @@ export class Painter {
       case 'call':
         return { node: this.box(item, id, 'Call', item.name, prettyJson(item.arguments)), text: null };
       case 'result':
-        return { node: this.box(item, id, item.isError ? 'Refused or failed' : 'Result', '', shown(item.result)), text: null };
+        return { node: this.box(item, id, item.isError ? 'Refused or failed' : 'Result', item.tool, shown(item.result)), text: null };
       case 'error':
         return { node: this.box(item, id, item.recoverable ? 'Error, trying again' : 'Error', item.code, item.message), text: null };
     }
