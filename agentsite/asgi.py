@@ -9,13 +9,14 @@ from django.core.asgi import get_asgi_application
 
 from agentsite import startup
 
-http = get_asgi_application()
+get_asgi_application()
 startup.before_server()
 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.urls import path  # noqa: E402
 
 from approvals.consumers import GenerationConsumer, InboxConsumer  # noqa: E402
+from streams.shortcut import Handler  # noqa: E402
 from streams.sockets import Door, nowhere  # noqa: E402
 
 # django-stubs knows `path` as made for views only; Channels' router takes ASGI applications.
@@ -27,5 +28,5 @@ _applications: list[tuple[str, Any]] = [
 ]
 
 application = ProtocolTypeRouter(
-    {"http": http, "websocket": Door(URLRouter([path(address, target) for address, target in _applications]))}
+    {"http": Handler(), "websocket": Door(URLRouter([path(address, target) for address, target in _applications]))}
 )

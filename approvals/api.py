@@ -88,6 +88,10 @@ def key_of(request: Request, sent: Any) -> Any:
     return header
 
 
+def _id(text: str) -> UUID:
+    return doors.path_uuid(text, what="approval request")
+
+
 def shown(action: ApprovalRequest, *, status: int = 200, replayed: bool = False) -> Response:
     response = Response(represent.action_json(action), status=status)
     if replayed:
@@ -206,13 +210,13 @@ class OneApproval(View):
         seconds = queries.whole(request, "wait", low=0, high=MAX_WAIT_SECONDS, default=0)
         version = queries.whole(request, "version", low=0, high=MAX_COUNT, default=0)
         caller = self.caller
-        action = access.find(caller, action_id)
+        action = access.find(caller, _id(action_id))
         response = shown(action)
         if action.version > version:
             return response
 
         def again() -> Response | None:
-            now = access.find(caller, action_id)
+            now = access.find(caller, action.pk)
             return shown(now) if now.version > version else None
 
         return waiting(response, Wait(seconds, (f"a:{action.pk}",), again))
@@ -253,7 +257,7 @@ class DecideOne(View):
         caller = self.caller
         decided = decisions.decide(
             caller=caller,
-            action_id=action_id,
+            action_id=_id(action_id),
             idempotency_key=key_of(request, sent.idempotency_key),
             decision=sent.decision,
             reason=sent.reason,
@@ -265,7 +269,7 @@ class DecideOne(View):
             return response
 
         def again() -> Response | None:
-            now = access.find(caller, action_id)
+            now = access.find(caller, decided.action.pk)
             return None if now.state in OPEN else _decided(decided, action=now)
 
         return waiting(response, Wait(seconds, (f"a:{decided.action.pk}",), again))
@@ -323,7 +327,7 @@ class Cancel(View):
     )
     def post(self, request: Request, action_id: str) -> Response:
         sent = self.body(Withdrawal)
-        cancelled = settling.cancel(caller=self.caller, action_id=action_id, reason=sent.reason)
+        cancelled = settling.cancel(caller=self.caller, action_id=_id(action_id), reason=sent.reason)
         return shown(cancelled.action, status=202 if cancelled.requested else 200)
 
 
@@ -341,7 +345,7 @@ class Reconcile(View):
         return _decided(
             settling.reconcile(
                 caller=self.caller,
-                action_id=action_id,
+                action_id=_id(action_id),
                 idempotency_key=key_of(request, sent.idempotency_key),
                 outcome=sent.outcome,
                 note=sent.note,
