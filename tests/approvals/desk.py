@@ -167,7 +167,7 @@ def make_overdue(action: ApprovalRequest) -> None:
     """Put the clock past the deadline the action has in its state."""
     now = fresh(action)
     deadlines = {"pending": now.expires_at, "approved": now.approved_until, "executing": now.lease_expires_at}
-    Clock.travel_past(deadlines[now.state])
+    Clock.travel_past(deadlines.get(now.state))
 
 
 def lose(action: ApprovalRequest) -> ApprovalRequest:

@@ -166,6 +166,16 @@ def test_what_is_over_can_not_be_decided_but_a_key_accepted_before_still_replays
     assert again.action.state == state
 
 
+def test_a_question_whose_time_runs_out_between_the_look_and_the_lock_is_expired(
+    here: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = here.asked()
+    monkeypatch.setattr(decisions, "_may_answer", lambda caller, action: desk.make_overdue(action))
+    assert code_of(desk.person(), action) == (409, "expired")
+    assert (desk.fresh(action).state, Decision.objects.count()) == ("expired", 0)
+    desk.check_story(here)
+
+
 def test_a_new_key_for_ones_own_same_decision_counts_once(here: Desk) -> None:
     action, who = here.asked(), desk.person()
     first = decide(who, action, arguments_text='{"amount":5}')
