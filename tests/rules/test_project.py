@@ -13,6 +13,8 @@ from django.core.management import call_command
 
 from tests.support import run_manage
 
+# Whole commands and pytest inside pytest: on a busy machine they take their time.
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -65,7 +67,7 @@ def _inner_run(tmp_path: Path, code: str, **env: str) -> subprocess.CompletedPro
         env={**os.environ, "DATABASE_URL": "", "REDIS_URL": "", "AGENTSITE_REQUIRE_SERVICES": "", **env},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("curl") is None, reason="without curl: apt-get install curl")
 @pytest.mark.django_db(transaction=True)
 def test_the_agent_of_the_readme_asks_waits_claims_and_reports() -> None:
@@ -38,7 +39,7 @@ def test_the_agent_of_the_readme_asks_waits_claims_and_reports() -> None:
             text=True,
         )
         try:
-            eventually(ApprovalRequest.objects.filter(tool="shop.refund").exists, within_seconds=30)
+            eventually(ApprovalRequest.objects.filter(tool="shop.refund").exists, within_seconds=90)
             action = ApprovalRequest.objects.get(tool="shop.refund")
             assert action.state == "pending"
             decided = decisions.decide(
@@ -49,7 +50,7 @@ def test_the_agent_of_the_readme_asks_waits_claims_and_reports() -> None:
                 digest=action.digest,
             )
             assert decided.action.state == "approved"
-            said, _ = agent.communicate(timeout=60)
+            said, _ = agent.communicate(timeout=120)
         finally:
             agent.kill()
     assert agent.returncode == 0, said

@@ -19,7 +19,8 @@ from tests.support import TcpProxy, free_port, run_manage
 from tests.support.processes import ROOT, Child, environment
 
 # Each child names a database of its own; the mark is for the environment that says where the test's is.
-pytestmark = pytest.mark.django_db
+# Each starts whole processes, which on a busy machine take their time.
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(300)]
 
 
 def refused(*arguments: str, **env: str | None) -> str:
@@ -110,7 +111,7 @@ def test_a_server_refuses_an_old_database(tmp_path: Path, server: str) -> None:
     }[server]
     database = f"sqlite:///{tmp_path / 'old.sqlite3'}"
     with Child([sys.executable, "-m", *command], env=environment(DATABASE_URL=database, REDIS_URL="")) as child:
-        assert child.wait(seconds=30) == 1
+        assert child.wait(seconds=90) == 1
         assert "Run: uv run manage.py migrate" in child.output()
         assert "Traceback" not in child.output()
 

@@ -145,7 +145,7 @@ class Server(Child):
         port: int | None = None,
         env: dict[str, str | None] | None = None,
         application: str = "agentsite.asgi:application",
-        start_seconds: float = 30,
+        start_seconds: float = 60,
     ) -> None:
         self.port, self.start_seconds = port or free_port(), start_seconds
         address = ["127.0.0.1", str(self.port)]
@@ -204,7 +204,7 @@ def start_manage(*arguments: str, env: dict[str, str | None] | None = None) -> C
 
 
 def run_manage(
-    *arguments: str, env: dict[str, str | None] | None = None, seconds: float = 60
+    *arguments: str, env: dict[str, str | None] | None = None, seconds: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Run `manage.py …` on this test's database to its end; never raises for its exit code."""
     return subprocess.run(
