@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,18 +141,21 @@ def _together(calls: list[Callable[[], None]]) -> float:
             call()
         except Exception as error:  # noqa: BLE001 - raised below
             failed.append(error)
+            # Whoever waits for one that will never come would wait for ever.
+            gate.abort()
         finally:
             connections.close_all()
 
     threads = [threading.Thread(target=run, args=(call,)) for call in calls]
     for thread in threads:
         thread.start()
-    gate.wait()
+    with suppress(threading.BrokenBarrierError):
+        gate.wait()
     began = time.monotonic()
     for thread in threads:
         thread.join()
     if failed:
-        raise failed[0]
+        raise next((one for one in failed if not isinstance(one, threading.BrokenBarrierError)), failed[0])
     return time.monotonic() - began
 
 

@@ -44,13 +44,13 @@ class Command(BaseCommand):
             sizes = measures.QUICK if options["quick"] else measures.Sizes()
             site = measures.make_site(url, options["server"], sizes)
             for name in wanted:
-                if not options["json"]:
-                    self.stderr.write(f"measuring {name} …")
                 # One part that can't be measured here (too few open files, an idle core missing) costs only itself.
                 try:
                     figures[name] = measures.MEASURES[name](site)
                 except (RuntimeError, OSError, DatabaseError) as error:
                     figures[name] = {"failed": str(error)}
+                # It takes minutes: whoever ends it early keeps what there is.
+                self.stderr.write(f"{name}: {json.dumps(figures[name])}")
         self.stdout.write(json.dumps(figures, indent=2) if options["json"] else report.tables(figures))
         failed = [name for name in wanted if "failed" in figures[name]]
         if failed:
