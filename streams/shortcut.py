@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import SyncToAsync, iscoroutinefunction
 from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
 from django.core.handlers.asgi import ASGIHandler
@@ -32,10 +32,23 @@ class Handler(ASGIHandler):
         # What must first become https is told so by Django's own middleware.
         if not request.path_info.startswith(PREFIX) or (settings.SECURE_SSL_REDIRECT and not request.is_secure()):
             return await super().get_response_async(request)
+        _let_go_of_thread()
         set_urlconf(settings.ROOT_URLCONF)
         response: HttpResponseBase = await _lead(request)
         response._resource_closers.append(request.close)  # type: ignore[attr-defined]
         return response
+
+
+def _let_go_of_thread() -> None:
+    """End the thread that Django has taken for this request's signals; it makes another when the answer is closed.
+
+    asgiref keeps it until the request is over, which for an answer that waits is half a minute of one thread.
+    """
+    context = SyncToAsync.thread_sensitive_context.get(None)
+    if context is not None:
+        threads = SyncToAsync.context_to_thread_executor.pop(context, None)
+        if threads is not None:
+            threads.shutdown(wait=False)
 
 
 async def _answer(request: HttpRequest) -> HttpResponseBase:
