@@ -110,6 +110,11 @@ class Executor:
                 continue
             except (refusals.InFlight, TryAgain):
                 continue
+            except Exception:
+                # Whatever it was, an executor that ends helps nobody; the work list stays as it is.
+                logger.exception("a claim failed; the next one comes in a second")
+                await asyncio.sleep(1)
+                continue
             if claimed:
                 del self._claim_ids[asked]
             for one in claimed:

@@ -42,6 +42,7 @@ class Demo:
         self.folder = folder
         self.env = environment(AGENTSITE_VAR_DIR=str(folder), DATABASE_URL=None, REDIS_URL=None)
         self.process: subprocess.Popen[bytes] | None = None
+        self.browsers: list[httpx.Client] = []
         self.info: dict[str, Any] = {}
         self.output = folder / "output"
 
@@ -81,9 +82,14 @@ class Demo:
         headers = {"Authorization": f"Bearer {self.info['readToken']}"}
         return httpx.get(self.info["url"] + path, headers=headers, timeout=20).raise_for_status().json()
 
+    def browser(self, **cookies: str) -> httpx.Client:
+        made = httpx.Client(base_url=self.info["url"], cookies=cookies, follow_redirects=True, timeout=40)
+        self.browsers.append(made)
+        return made
+
     def sign_in(self, place: int = 0) -> httpx.Client:
         """Sign in as a browser does: the form, its token, the cookie."""
-        browser = httpx.Client(base_url=self.info["url"], follow_redirects=True, timeout=40)
+        browser = self.browser()
         form = browser.get("/accounts/login/").raise_for_status().text
         token = re.search(r'csrfmiddlewaretoken" value="([^"]+)', form)
         assert token is not None
@@ -114,6 +120,8 @@ class Demo:
         return answer.json()
 
     def close(self) -> None:
+        for browser in self.browsers:
+            browser.close()
         for pid in processes(self.folder):
             os.kill(pid, signal.SIGKILL)
         if self.process is not None:
@@ -181,11 +189,13 @@ def test_kill_9_of_everything_in_mid_story_loses_nothing_and_the_old_button_coun
     for pid in processes(demo.folder):
         os.kill(pid, signal.SIGKILL)
     eventually(lambda: processes(demo.folder) == [])
+    assert demo.process is not None
+    demo.process.wait(20)
     after = demo.start()
     assert {**after, "url": ""} == {**before, "url": ""}
     same = demo.pending("refund_order", "send_message")
     assert {row["actionId"] for row in same.values()} == {row["actionId"] for row in asked.values()}
-    again = httpx.Client(base_url=after["url"], cookies=cookies, timeout=40)
+    again = demo.browser(**cookies)
     again.headers.update({"X-CSRFToken": cookies["csrftoken"], "Origin": after["url"]})
     decided = demo.decide(again, asked["refund_order"]["actionId"], "approve")
     assert decided["action"]["state"] == "done"
@@ -201,7 +211,6 @@ def test_kill_9_of_everything_in_mid_story_loses_nothing_and_the_old_button_coun
     refunds = (demo.folder / "demo" / "refunds.jsonl").read_text().splitlines()
     assert len(refunds) == 1
     # The parent alone is killed now: its children must not outlive it.
-    assert demo.process is not None
     demo.process.kill()
     demo.process.wait(20)
     eventually(lambda: processes(demo.folder) == [], within_seconds=30)

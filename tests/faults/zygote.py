@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+import traceback
 
 
 def main() -> None:
@@ -58,6 +59,8 @@ def main() -> None:
                         )
                     ).serve()
                 )
+        except Exception:  # noqa: BLE001 - told, then gone
+            traceback.print_exc()
         finally:
             os._exit(0)
 
