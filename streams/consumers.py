@@ -30,7 +30,7 @@ FRAMES_A_SECOND = 20
 HELLO_SECONDS = 10.0
 FULL_SECONDS = 30.0
 # A server whose peer is gone may never say so; what was closed is let go after this.
-_LET_GO_SECONDS = 5.0
+_LET_GO_SECONDS = 30.0
 
 BAD_PROTOCOL, SIGN_IN, NOT_ALLOWED, NO_SUCH, TOO_SLOW, TOO_MANY = 4400, 4401, 4403, 4404, 4408, 4429
 # Of the private range because daphne refuses to send 1013.

@@ -362,8 +362,11 @@ class Tail:
             if rest is not None:
                 await self._patiently(reader, rest)
             while not reader.closed and not self._go_live(reader):
-                entries, size = reader.room()
+                room = entries, size = reader.room()
                 if entries <= 0 or (frame := await self._frame_for(reader, entries, size)) is None:
+                    if reader.room() != room:
+                        # An ack came while a page was read; none may follow it.
+                        continue
                     # The window is full; the next ack starts this again.
                     reader.full_since = reader.full_since or self._hub.now()
                     return
