@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 from pathlib import Path
@@ -20,11 +21,12 @@ from tests.sockets.wire import Wire
 from tests.support.processes import Child, Server, free_port
 
 
-def rss_kib(server: Server) -> int:
+def peak_kib(server: Server) -> int:
+    """Return the most memory the server has held."""
     for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith("VmHWM:"):
             return int(line.split()[1])
-    raise AssertionError("no VmRSS")
+    raise AssertionError("no VmHWM")
 
 
 def test_the_same_client_twice_gets_each_text_once_on_each_socket(uvicorn: Server) -> None:  # C40
@@ -137,28 +139,38 @@ def test_an_ack_opens_the_window_again(uvicorn: Server) -> None:
 @pytest.mark.slow
 def test_a_reader_that_never_reads_costs_a_window_and_nobody_else(server: Server) -> None:  # C45
     told = story("a")
+
+    def write_and_read(rounds: int) -> float:
+        """Append a megabyte a round; return the longest that the healthy ones waited for theirs."""
+        longest = 0.0
+        for _ in range(rounds):
+            last = told.write(*["y" * 200_000] * 5) - 1
+            written = time.monotonic()
+            for wire in healthy:
+                wire.skip_to(last)
+            longest = max(longest, time.monotonic() - written)
+        return longest
+
     with contextlib.ExitStack() as stack:
         healthy = [stack.enter_context(Wire(server, told.path, secret=told.secret)).hello() for _ in range(10)]
-        for wire in healthy:
-            wire.until("caught_up")
-        before = rss_kib(server)
+        # What ten readers of large entries cost is not what the eleventh does.
+        usual = write_and_read(10)
+        before = peak_kib(server)
         lazy = stack.enter_context(_never_reads(server, told))
-        more = 0
-        for round_ in range(60):
-            told.write(*["y" * 200_000] * 5)
-            for wire in healthy:
-                wire.skip_to((round_ + 1) * 5)
-            more = max(more, rss_kib(server) - before)
-        assert b"too slow, come back with your offset" in _drain(lazy)
-        # One window, and what eleven sockets and a read of a page need while it runs.
-        assert more < 5_120 + 3_072, f"{more} KiB more"
+        longest = write_and_read(60)
+        assert peak_kib(server) - before < 5_120
+        assert longest < 2 * usual + 1
+        told_why, size = _drain(lazy)
+        assert size < 1_100_000
+        # daphne drops a line that does not answer its close within a second, and what is in its buffer with it.
+        assert told_why or "daphne" in server.command
     with Wire(server, told.path, secret=told.secret) as wire:
-        wire.hello().skip_to(300)
+        wire.hello().skip_to(told.seq - 1)
 
 
 def _never_reads(server: Server, told: Story) -> socket.socket:
     line = socket.create_connection(("127.0.0.1", server.port))
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     key = "dGhlIHNhbXBsZSBub25jZQ=="
     line.sendall(
         f"GET {told.path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nUpgrade: websocket\r\n"
@@ -173,14 +185,14 @@ def _never_reads(server: Server, told: Story) -> socket.socket:
     return line
 
 
-def _drain(line: socket.socket) -> bytes:
-    """Read what was on its way, to the end; return the last of it."""
-    line.settimeout(10)
-    seen = b""
+def _drain(line: socket.socket) -> tuple[bool, int]:
+    """Read what was on its way until the server's end; return whether it said 4408, and how much it was in all."""
+    line.settimeout(30)
+    seen, last, close = 0, b"", struct.pack("!H", 4408) + b"too slow, come back with your offset"
     with contextlib.suppress(ConnectionResetError):
-        while data := line.recv(65_536):
-            seen = (seen + data)[-300:]
-    return seen
+        while close not in last and (data := line.recv(65_536)):
+            seen, last = seen + len(data), last[-100:] + data
+    return close in last, seen
 
 
 def test_a_blocked_server_loses_nothing(uvicorn: Server) -> None:  # C46
