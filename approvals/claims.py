@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 from approvals import access, claimtokens, deadlines, refusals, shapes, transitions, waiting
 from approvals.claimants import Claimant, tool_named
 from approvals.models import ApprovalRequest, Claim, ClaimRequest
-from approvals.reporting import MAX_LEASE_SECONDS, Beat, complete, heartbeat, reap_lost
+from approvals.reporting import MAX_LEASE_SECONDS, Beat, complete, give_up, heartbeat, reap_lost
 from approvals.states import State
 from streams import clock, log
 from streams.log import Held
@@ -277,4 +277,4 @@ def _claimed(action: ApprovalRequest, row: Claim) -> Claimed:
     )
 
 
-__all__ = ["Beat", "Claimant", "Claimed", "claim", "complete", "heartbeat", "reap_lost"]
+__all__ = ["Beat", "Claimant", "Claimed", "claim", "complete", "give_up", "heartbeat", "reap_lost"]

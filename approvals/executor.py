@@ -33,10 +33,14 @@ SWEEP_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Report:
-    """What a run comes to. `result_text` is JSON; None for `not_started`."""
+    """What a run comes to: `done`, `failed`, `not_started`, or `not_known` with what is `known` all the same.
+
+    `result_text` is JSON; None where there is none to report.
+    """
 
     outcome: str
     result_text: str | None
+    known: str = ""
 
 
 @dataclass
@@ -131,13 +135,12 @@ class Executor:
         beat = asyncio.create_task(self._beat(claimed, cancel))
         try:
             if self.stop.is_set():
-                report: Report | None = Report("not_started", None)
+                report = Report("not_started", None)
             else:
                 report = await _in_thread(lambda: run_tool(claimed, cancel))
-            if report is not None:
-                faults.point("before_complete")
-                await self._complete(claimed, report)
-                faults.point("after_complete")
+            faults.point("before_complete")
+            await self._report(claimed, report)
+            faults.point("after_complete")
         except Exception:
             logger.exception("the run of action %s could not be reported", claimed.action_id)
         finally:
@@ -164,17 +167,22 @@ class Executor:
             if beat.cancel_requested:
                 cancel.set()
 
-    async def _complete(self, claimed: claims.Claimed, report: Report) -> None:
-        """Report until it is answered: completing is repeatable, and the effect has happened."""
+    async def _report(self, claimed: claims.Claimed, report: Report) -> None:
+        """Report until it is answered: both reports are repeatable, and the effect has happened."""
+        token, claimant = claimed.claim_token, claims.Claimant.server(self.name)
+
+        def say() -> None:
+            if report.outcome == "not_known":
+                claims.give_up(claim_token=token, claimant=claimant, known=report.known)
+            else:
+                claims.complete(
+                    claim_token=token, outcome=report.outcome, result_text=report.result_text, claimant=claimant
+                )
+
         pause = 0.05
         while True:
             try:
-                await database_sync_to_async(claims.complete)(
-                    claim_token=claimed.claim_token,
-                    outcome=report.outcome,
-                    result_text=report.result_text,
-                    claimant=claims.Claimant.server(self.name),
-                )
+                await database_sync_to_async(say)()
             except (OperationalError, InterfaceError, refusals.InFlight, TryAgain):
                 logger.warning("the database is away or busy; the report of action %s is repeated", claimed.action_id)
                 await asyncio.sleep(pause)
@@ -203,8 +211,12 @@ def _by_lease(only: tuple[str, ...], lease_seconds: int | None) -> dict[int, tup
     return {lease: tuple(names) for lease, names in groups.items()}
 
 
-def run_tool(claimed: claims.Claimed, cancel: threading.Event) -> Report | None:
-    """Run the tool and say what is known; None: nothing is known, so nothing may be reported. Opens no transaction."""
+def run_tool(claimed: claims.Claimed, cancel: threading.Event) -> Report:
+    """Run the tool and say what is known. Opens no transaction.
+
+    Only `running.ToolFailed` proves that nothing happened. Any other exception may have come after the effect (an
+    answer that was lost), so it is reported as failed only for a transactional tool, whose effect went with it.
+    """
     tool = tools.registered(claimed.tool)
     if tool is None:
         return Report("not_started", None)
@@ -216,15 +228,17 @@ def run_tool(claimed: claims.Claimed, cancel: threading.Event) -> Report | None:
         result = tool.run(arguments, claimed.effect_key)
     except running.NotStarted:
         return Report("not_started", None)
-    except running.OutcomeUnknown:
+    except running.OutcomeUnknown as doubt:
         logger.warning("the tool %s can't tell what became of action %s", claimed.tool, claimed.action_id)
-        return None
+        return Report("not_known", None, known=str(doubt) or "the tool says it can't tell")
     except running.ToolFailed as failure:
         return Report("failed", _result_text({"code": failure.code, "message": failure.message, **failure.more}))
     except Exception as error:
         # The traceback stays in this process's log: an exception's text may hold what nobody should read.
-        logger.exception("the tool %s failed in action %s", claimed.tool, claimed.action_id)
+        logger.exception("the tool %s broke in action %s", claimed.tool, claimed.action_id)
         message = f"The tool raised {type(error).__name__}; the executor's log has the rest."
+        if tool.effects != "transactional":
+            return Report("not_known", None, known=message)
         return Report("failed", _result_text({"code": "tool_failed", "message": message}))
     faults.point("after_effect")
     try:
@@ -233,7 +247,8 @@ def run_tool(claimed: claims.Claimed, cancel: threading.Event) -> Report | None:
         detail = error.detail if isinstance(error, strictjson.BadJSON) else f"it is of {type(result).__name__}"
         logger.warning("the result of %s in action %s is no JSON: %s", claimed.tool, claimed.action_id, detail)
         message = f"The tool ran to its end and its effect happened, but its result can't be kept: {detail}"
-        return Report("failed", _result_text({"code": "result_not_json", "message": message, "effectHappened": True}))
+        # Done, not failed: a model that hears of a failure asks for the same thing again.
+        return Report("done", _result_text({"code": "result_not_json", "message": message, "effectHappened": True}))
 
 
 def _result_text(result: Any) -> str:

@@ -123,6 +123,30 @@ def _complete(
     )
 
 
+def give_up(*, claim_token: str, claimant: Claimant, known: str) -> ApprovalRequest:
+    """Say that this run ended and that nobody can tell whether its effect happened; `known` is kept in the audit.
+
+    The lease ends early and the rest is what a lost lease does: `unknown` for at_most_once, else another run with the
+    same effect key, 2, 4, 8 and 16 seconds later. Nothing happens when the lease is over already.
+    """
+    row = _find(claim_token, claimant)
+    action = ApprovalRequest.objects.get(pk=row.action_id)
+    pause = 0 if action.effects == "at_most_once" else 2 ** min(action.fence - action.fence_base, 6)
+    with transaction.atomic():
+        now = clock.now()
+        ends = now + timedelta(seconds=pause)
+        shortened = ApprovalRequest.objects.filter(
+            pk=row.action_id, state=State.EXECUTING, fence=row.fence, lease_expires_at__gt=ends
+        ).update(lease_expires_at=ends)
+        if shortened:
+            detail = {"fence": row.fence, "known": known}
+            audit.record(kind="outcome_not_known", who=claimant.who, action=action, detail=detail)
+    if not pause:
+        deadlines.settle(action_id=row.action_id)
+    action.refresh_from_db()
+    return action
+
+
 def reap_lost(*, limit: int = 100) -> int:
     """End the runs whose lease is over; return how many."""
     return deadlines.settle_all(Q(state=State.EXECUTING), limit=limit)

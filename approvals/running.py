@@ -10,7 +10,8 @@ from typing import Any
 class ToolFailed(Exception):
     """The tool surely did not do it, or it surely went wrong. `code` and `message` are shown to people and models.
 
-    Any other exception ends the action as failed too, but only its class is shown: its text may hold secrets.
+    Any other exception proves nothing: it ends a transactional tool's action as failed, and any other's like
+    OutcomeUnknown. Only its class is shown, its text may hold secrets.
     """
 
     def __init__(self, code: str, message: str, **more: Any) -> None:
@@ -23,8 +24,10 @@ class NotStarted(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """The tool can't tell whether its effect happened (an answer was lost). Nothing is reported: when the lease is
-    over, the action is `unknown`, or runs again with the same effect key if the tool declared that this is safe."""
+    """The tool can't tell whether its effect happened (an answer was lost); its text is kept for who must look.
+
+    The action becomes `unknown`, or runs again with the same effect key if the tool declared that this is safe.
+    """
 
 
 _cancel: ContextVar[threading.Event | None] = ContextVar("cancel", default=None)

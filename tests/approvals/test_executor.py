@@ -129,8 +129,8 @@ async def test_only_registered_tools_are_claimed() -> None:
     assert (await db(ApprovalRequest.objects.get)(pk=other.pk)).state == "approved"
 
 
-async def test_a_tool_that_raises_ends_failed_and_its_words_stay_here() -> None:
-    @tools.tool(name="t", effects="at_most_once", risk="low")
+async def test_a_transactional_tool_that_raises_ends_failed_and_its_words_stay_here() -> None:
+    @tools.tool(name="t", effects="transactional", risk="low")
     def run(arguments: dict[str, Any], effect_key: str) -> Any:
         raise RuntimeError("password=hunter2")
 
@@ -141,6 +141,42 @@ async def test_a_tool_that_raises_ends_failed_and_its_words_stay_here() -> None:
     assert "RuntimeError" in seen_result(failed)["message"]
     assert "hunter2" not in failed.result_text
     assert failed.is_error
+
+
+async def test_an_unexpected_exception_proves_nothing_so_a_person_must_look() -> None:
+    """A refund whose answer timed out may have happened: `failed` would make a model ask for it again."""
+    runs: list[str] = []
+
+    @tools.tool(name="t", effects="at_most_once", risk="low")
+    def run(arguments: dict[str, Any], effect_key: str) -> Any:
+        runs.append(effect_key)
+        raise TimeoutError("password=hunter2")
+
+    action = await db(approved)()
+    async with Running():
+        unknown = await finished(action, "unknown")
+    assert len(runs) == 1
+    assert unknown.result_text == ""
+    known = await db(lambda: AuditEvent.objects.get(action=action, kind="outcome_not_known").detail)()
+    assert "TimeoutError" in known
+    assert "hunter2" not in known
+
+
+async def test_an_idempotent_tool_that_raises_runs_again_with_the_same_effect_key() -> None:
+    runs: list[str] = []
+
+    @tools.tool(name="t", effects="idempotent", risk="low")
+    def run(arguments: dict[str, Any], effect_key: str) -> Any:
+        runs.append(effect_key)
+        if len(runs) == 1:
+            raise TimeoutError
+        return "second"
+
+    action = await db(approved)()
+    async with Running():
+        done = await finished(action, "done")
+    assert runs == [action.effect_key] * 2
+    assert done.fence == 2
 
 
 async def test_a_tool_that_says_why_it_failed_is_quoted() -> None:
@@ -162,9 +198,10 @@ async def test_a_result_that_is_no_json_says_that_the_effect_happened(result: An
 
     action = await db(approved)()
     async with Running():
-        failed = await finished(action, "failed")
-    assert seen_result(failed)["code"] == "result_not_json"
-    assert seen_result(failed)["effectHappened"] is True
+        done = await finished(action, "done", "failed")
+    assert done.state == "done"
+    assert seen_result(done)["code"] == "result_not_json"
+    assert seen_result(done)["effectHappened"] is True
 
 
 async def test_what_was_not_started_may_run_again() -> None:
@@ -183,8 +220,8 @@ async def test_what_was_not_started_may_run_again() -> None:
     assert (len(runs), done.fence) == (2, 2)
 
 
-async def test_a_tool_that_can_not_tell_leaves_the_action_to_its_lease() -> None:
-    @tools.tool(name="t", effects="at_most_once", risk="low", lease_seconds=1)
+async def test_a_tool_that_can_not_tell_leaves_the_action_to_people_at_once() -> None:
+    @tools.tool(name="t", effects="at_most_once", risk="low", lease_seconds=3_600)
     def run(arguments: dict[str, Any], effect_key: str) -> Any:
         raise running.OutcomeUnknown
 
