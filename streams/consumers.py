@@ -29,6 +29,8 @@ MAX_FRAME_BYTES = 65_536
 FRAMES_A_SECOND = 20
 HELLO_SECONDS = 10.0
 FULL_SECONDS = 30.0
+# What a server may hold back for a socket before no more is said to it.
+HELD_BYTES = 262_144
 # A server whose peer is gone may never say so; what was closed is let go after this.
 _LET_GO_SECONDS = 30.0
 
@@ -161,6 +163,9 @@ class BaseConsumer:
             if now >= self._deadline:
                 self.shut(BAD_PROTOCOL, "say hello first")
         else:
+            if self._full_since is not None and self._rests is None and not sockets.held_back(self._send):
+                self._full_since = None
+                self.drained()
             full = self.full_since()
             if full is not None and now - full >= float(getattr(settings, "SOCKET_FULL_SECONDS", FULL_SECONDS)):
                 self.shut(TOO_SLOW, "too slow, come back with your offset")
@@ -181,6 +186,8 @@ class BaseConsumer:
         """Send a frame without waiting; what the transport doesn't take now goes when it can."""
         if self._closed_at is None:
             self._offer({"type": "websocket.send", "text": text})
+            if self._full_since is None and sockets.held_back(self._send) > HELD_BYTES:
+                self._full_since = asyncio.get_running_loop().time()
 
     def _offer(self, message: Frame) -> None:
         try:

@@ -108,6 +108,21 @@ class _Headers:
         return "https" if scope.get("scheme") in ("wss", "https") else "http"
 
 
+def held_back(send: Send) -> int:
+    """Return how many bytes daphne holds for a peer that does not read; 0 for servers that make `send` wait.
+
+    daphne's `send` takes everything at once and never says that the line is full. Twisted's transport under it knows;
+    there is no public way to ask.
+    """
+    protocol = next(iter(getattr(send, "args", ())), None)
+    transport = getattr(protocol, "transport", None)
+    while transport is not None and not hasattr(transport, "_tempDataLen"):
+        transport = getattr(transport, "transport", None)
+    if transport is None:
+        return 0
+    return int(len(transport.dataBuffer) - transport.offset + transport._tempDataLen)
+
+
 def _address(scope: Scope) -> str:
     client = scope.get("client")
     return str(client[0])[:64] if client else ""

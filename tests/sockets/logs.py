@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
+
 from streams import log
 from streams.models import AgentToken, Generation
-from streams.protocol import Chunk, Done, Text
+from streams.protocol import CLOCK, Chunk, Done, Text
 from tests.support import factories
+from tests.support.processes import Server
 
 
 @dataclass
@@ -33,10 +36,22 @@ class Story:
             seq=self.seq,
             chunks=made,
             writer="test",
-            actor=log.CLOCK,
+            actor=CLOCK,
         )
         self.seq += len(made)
         return appended.next_offset
+
+    def post(self, server: Server, *texts: str) -> None:
+        """Append through this server's own door."""
+        chunks = [{"type": "text", "content": text} for text in texts]
+        answer = httpx.post(
+            f"{server.url}/api/v1/generations/{self.generation.pk}/chunks",
+            json={"attempt": 1, "seq": self.seq, "chunks": chunks, "writer": "test"},
+            headers=factories.bearer(self.secret),
+            timeout=20,
+        )
+        assert answer.status_code == 201, answer.text
+        self.seq += len(texts)
 
     def end(self) -> int:
         return self.write(Done(reason="stop"))

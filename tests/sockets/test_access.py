@@ -73,7 +73,7 @@ def test_a_token_may_come_in_hello(uvicorn: Server) -> None:
 def test_a_wrong_token_is_4401(uvicorn: Server, secret: str) -> None:
     told = story("a")
     for how in ({"secret": secret}, {}):
-        with Wire(uvicorn, told.path, **how) as wire:  # type: ignore[arg-type]
+        with Wire(uvicorn, told.path, **how) as wire:
             wire.hello(**({} if how else {"token": secret}))
             assert wire.next()["code"] == "not_signed_in"
             assert wire.close_code() == 4401

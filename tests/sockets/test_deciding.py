@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from approvals.models import ApprovalRequest, Decision
 from streams import access, doorbell
 from streams.protocol import ToolCall
 from tests.sockets.logs import Story, story
-from tests.sockets.wire import Wire, new_key, own_origin
+from tests.sockets.wire import Wire, drained, never_reads, new_key, own_origin
 from tests.support import factories
 from tests.support.processes import Server
 
@@ -37,6 +38,14 @@ class Person:
 
     def opens(self, path: str) -> Wire:
         return Wire(self.server, path, cookie=self.cookie, origin=own_origin(self.server)).hello()
+
+
+def until_told(inbox: Wire, action: ApprovalRequest, *, seconds: float = 10) -> dict[str, Any]:
+    """Read on to the next news of this action."""
+    wanted = str(action.pk)
+    return inbox.until_that(
+        lambda one: one["type"] == "action" and one["action"]["actionId"] == wanted, seconds=seconds
+    )
 
 
 def decide(wire: Wire, action: ApprovalRequest, **more: Any) -> dict[str, Any]:
@@ -188,7 +197,7 @@ def test_the_inbox_misses_nothing_when_every_ring_is_lost(uvicorn: Server, monke
         wire.until("welcome")
         fresh = ask(told, "c2")
         # A change of a moment ago may come again: its version tells (contract §4).
-        wire.until_that(lambda one: one["type"] == "action" and one["action"]["actionId"] == str(fresh.pk), seconds=3)
+        until_told(wire, fresh, seconds=3)
 
 
 def test_a_token_sees_its_own_actions_in_the_inbox_and_no_numbers_of_others(uvicorn: Server) -> None:
@@ -212,3 +221,31 @@ def test_two_hundred_changes_come_in_order(uvicorn: Server) -> None:
         told.write(*[ToolCall(id=f"c{n}", name="pay", arguments="{}", index=0) for n in range(200)])
         seen = {wire.until("action", seconds=20)["action"]["actionId"] for _ in range(200)}
         assert len(seen) == 200
+
+
+def test_an_inbox_that_never_reads_is_closed_and_costs_a_buffer(server: Server) -> None:
+    told, _ = asking()
+    agent = access.caller_for_token(secret=told.secret, door="http")
+    person = Person(server)
+    with (
+        person.opens("/ws/inbox/") as healthy,
+        never_reads(server, "/ws/inbox/", f"Cookie: sessionid={person.cookie}\r\nOrigin: {server.url}") as lazy,
+    ):
+        healthy.until("welcome")
+        for number in range(600):
+            made = decisions.request(
+                caller=agent,
+                idempotency_key=new_key(),
+                tool="pay",
+                arguments_text="{}",
+                summary=f"{number}".ljust(2_000, "\N{BANKNOTE WITH DOLLAR SIGN}"),
+            )
+            if number % 20 == 19:
+                until_told(healthy, made.action)
+        said = sum(len(json.dumps(frame, ensure_ascii=False).encode()) for frame in healthy.frames)
+        told_why, size = drained(lazy)
+        # The kernel keeps its own two or three megabytes; the server keeps 256 KiB and then the newest of each action.
+        assert size < said - 1_000_000
+        assert told_why or "daphne" in server.command
+    with person.opens("/ws/inbox/") as wire:
+        assert wire.until("welcome")["counts"]["pending"] == 601

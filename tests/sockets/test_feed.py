@@ -13,7 +13,7 @@ from approvals import decisions, feed
 from approvals.models import ApprovalRequest, AuditEvent
 from streams import access
 from tests.sockets.logs import story
-from tests.sockets.test_deciding import Person, ask
+from tests.sockets.test_deciding import Person, ask, until_told
 from tests.sockets.wire import new_key
 from tests.support import factories
 from tests.support.polling import eventually
@@ -80,9 +80,7 @@ def test_a_change_that_commits_after_a_later_one_reaches_the_inbox(server: Serve
                 wire.until("heartbeat")
             assert ApprovalRequest.objects.get(pk=first.pk).state == "pending"
             end.set()
-            seen = wire.until_that(
-                lambda one: one["type"] == "action" and one["action"]["actionId"] == str(first.pk), seconds=5
-            )
+            seen = until_told(wire, first, seconds=5)
             assert (seen["action"]["state"], seen["action"]["version"]) == ("rejected", 2)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
@@ -16,8 +14,9 @@ import pytest
 
 from streams import doorbell
 from tests.sockets.conftest import ENV
-from tests.sockets.logs import Story, story
-from tests.sockets.wire import Wire
+from tests.sockets.logs import story
+from tests.sockets.wire import Wire, drained, never_reads
+from tests.support.polling import eventually
 from tests.support.processes import Child, Server, free_port
 
 
@@ -156,43 +155,16 @@ def test_a_reader_that_never_reads_costs_a_window_and_nobody_else(server: Server
         # What ten readers of large entries cost is not what the eleventh does.
         usual = write_and_read(10)
         before = peak_kib(server)
-        lazy = stack.enter_context(_never_reads(server, told))
+        lazy = stack.enter_context(never_reads(server, told.path, f"Authorization: Bearer {told.secret}"))
         longest = write_and_read(60)
         assert peak_kib(server) - before < 5_120
         assert longest < 2 * usual + 1
-        told_why, size = _drain(lazy)
+        told_why, size = drained(lazy)
         assert size < 1_100_000
         # daphne drops a line that does not answer its close within a second, and what is in its buffer with it.
         assert told_why or "daphne" in server.command
     with Wire(server, told.path, secret=told.secret) as wire:
         wire.hello().skip_to(told.seq - 1)
-
-
-def _never_reads(server: Server, told: Story) -> socket.socket:
-    line = socket.create_connection(("127.0.0.1", server.port))
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
-    key = "dGhlIHNhbXBsZSBub25jZQ=="
-    line.sendall(
-        f"GET {told.path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nUpgrade: websocket\r\n"
-        f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
-        f"Authorization: Bearer {told.secret}\r\n\r\n".encode()
-    )
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        head += line.recv(1)
-    hello = json.dumps({"type": "hello", "protocol": 1}).encode()
-    line.sendall(bytes([0x81, 0x80 | len(hello)]) + b"\0\0\0\0" + hello)
-    return line
-
-
-def _drain(line: socket.socket) -> tuple[bool, int]:
-    """Read what was on its way until the server's end; return whether it said 4408, and how much it was in all."""
-    line.settimeout(30)
-    seen, last, close = 0, b"", struct.pack("!H", 4408) + b"too slow, come back with your offset"
-    with contextlib.suppress(ConnectionResetError):
-        while close not in last and (data := line.recv(65_536)):
-            seen, last = seen + len(data), last[-100:] + data
-    return close in last, seen
 
 
 def test_a_blocked_server_loses_nothing(uvicorn: Server) -> None:  # C46
@@ -224,22 +196,35 @@ def test_lost_rings_cost_the_poll_and_no_entry(uvicorn: Server, monkeypatch: pyt
 def test_redis_may_be_emptied_die_and_come_back(transactional_db: None) -> None:  # C46
     port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    with Child(command) as redis, Server("uvicorn", env={**ENV, "REDIS_URL": f"redis://127.0.0.1:{port}/0"}) as server:
+    env = {**ENV, "REDIS_URL": f"redis://127.0.0.1:{port}/0"}
+    with Child(command) as redis, Server("uvicorn", env=env) as server, Server("daphne", env=env) as other:
+        eventually(lambda: "Ready to accept connections" in redis.output())
         told = story("a")
+
+        def seconds_for_five() -> float:
+            """Append by way of the other server, each when the one before has arrived; by poll that takes four."""
+            began = time.monotonic()
+            for _ in range(5):
+                told.post(other, "x")
+                wire.until_offset(told.seq - 1, seconds=5)
+            return time.monotonic() - began
+
         with Wire(server, told.path, secret=told.secret) as wire:
             wire.hello().until("caught_up")
+            eventually(lambda: seconds_for_five() < 2, within_seconds=30)
             with socket.create_connection(("127.0.0.1", port)) as line:
                 line.sendall(b"FLUSHALL\r\n")
                 assert line.recv(100).startswith(b"+OK")
-            told.write("x")
-            wire.until_offset(1, seconds=3)
+            eventually(lambda: seconds_for_five() < 2, within_seconds=30)
             redis.kill()
             for _ in range(500):
                 told.write("x")
-            assert wire.until_offset(501, seconds=5).offsets() == list(range(502))
+            wire.until_offset(told.seq - 1, seconds=5)
+            told.post(other, "x")
+            wire.until_offset(told.seq - 1, seconds=5)
             redis.start()
-            told.write("x")
-            wire.until_offset(502, seconds=5)
+            eventually(lambda: seconds_for_five() < 2, within_seconds=30)
+            assert wire.offsets() == list(range(told.seq))
 
 
 @pytest.mark.parametrize("character", ["é", "你", "👩‍👩‍👧"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import socket
+import struct
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import TracebackType
@@ -127,6 +129,32 @@ def refused(server: Server, path: str, **how: Any) -> int:
     except InvalidStatus as refusal:
         return refusal.response.status_code
     raise AssertionError("the handshake was not refused")
+
+
+def never_reads(server: Server, path: str, header: str) -> socket.socket:
+    """Open a socket by hand, say hello and read nothing more."""
+    line = socket.create_connection(("127.0.0.1", server.port))
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    line.sendall(
+        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n{header}\r\n\r\n".encode()
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += line.recv(1)
+    hello = json.dumps({"type": "hello", "protocol": 1}).encode()
+    line.sendall(bytes([0x81, 0x80 | len(hello)]) + b"\0\0\0\0" + hello)
+    return line
+
+
+def drained(line: socket.socket) -> tuple[bool, int]:
+    """Read what was on its way until the server's end; return whether it said 4408, and how much it was in all."""
+    line.settimeout(30)
+    seen, last, close = 0, b"", struct.pack("!H", 4408) + b"too slow, come back with your offset"
+    with suppress(ConnectionResetError):
+        while close not in last and (data := line.recv(65_536)):
+            seen, last = seen + len(data), last[-100:] + data
+    return close in last, seen
 
 
 _keys = itertools.count(1)
