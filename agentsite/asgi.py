@@ -1,4 +1,8 @@
-"""One entry for http and sockets: `daphne agentsite.asgi:application`, or uvicorn with `--ws websockets-sansio`."""
+"""One entry for http and sockets: `daphne agentsite.asgi:application`, or uvicorn.
+
+With uvicorn: `--ws websockets-sansio --ws-per-message-deflate false`. The protocol has no compression (contract §4):
+it would pack each frame anew for each of a thousand sockets.
+"""
 
 import os
 from typing import Any

@@ -158,6 +158,8 @@ class Server(Child):
                     "websockets-sansio",
                     "--ws-max-size",
                     "1048576",
+                    "--ws-per-message-deflate",
+                    "false",
                     "--lifespan",
                     "off",
                     "--no-access-log",
