@@ -6,7 +6,6 @@ system, in `effects`.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +23,6 @@ from streams import log
 from streams.models import AgentToken, Entry, Generation
 from streams.protocol import Actor, Chunk, Done, Text, ToolCall
 from tests.support import Server, eventually, factories, services
-
-# Playwright's own loop runs in this thread; the ORM beside it is used by one thread at a time all the same.
-os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
 
 HEARTBEAT_SECONDS = 2
 FLAGS = (
@@ -52,9 +48,13 @@ def _database(transactional_db: None) -> None:
     """The server sees only what is committed."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
+    """Start Chromium for a module, not for the session: Playwright's loop runs in this thread as long as it lives, and
+    no test of another module may find a running loop. The ORM beside it is used by one thread at a time all the same.
+    """
+    with pytest.MonkeyPatch.context() as patch, sync_playwright() as playwright:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         browser = playwright.chromium.launch(executable_path=services.chromium(), args=list(FLAGS))
         yield browser
         browser.close()
