@@ -6,12 +6,13 @@ Whoever touches a row first after its time settles it, so that no answer ever de
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from django.db import transaction
 from django.db.models import Q
 
-from approvals import transitions
+from approvals import audit, transitions
 from approvals.models import ApprovalRequest, Claim
 from approvals.states import MAX_FENCES_A_DECISION, State
 from streams import clock
@@ -68,7 +69,29 @@ def settle(*, action_id: UUID) -> bool:
 def expire(held: Held | None, action: ApprovalRequest) -> None:
     """End a locked question nobody answered, or an approval nobody used."""
     reason = "nobody decided in time" if action.state == State.PENDING else "it was approved but not run in time"
-    transitions.move(held=held, action=action, to=State.EXPIRED, who=CLOCK, kind="expired", reason=reason)
+    end_unused(held, action, to=State.EXPIRED, who=CLOCK, kind="expired", reason=reason)
+
+
+def end_unused(
+    held: Held | None, action: ApprovalRequest, *, to: State, who: audit.Who, kind: str, reason: str
+) -> ApprovalRequest:
+    """End a locked, open action that will not run: expired or cancelled, but `unknown` where it may have run.
+
+    After a lost lease an approved action may have had its effect; whoever reads "cancelled" would ask for it again.
+    """
+    if not may_have_run(action):
+        return transitions.move(held=held, action=action, to=to, who=who, kind=kind, reason=reason)
+    asked: dict[str, Any] = {"cancel_requested": True} if to == State.CANCELLED else {}
+    return transitions.move(
+        held=held, action=action, to=State.UNKNOWN, who=who, kind="may_have_run", reason=reason, **asked
+    )
+
+
+def may_have_run(action: ApprovalRequest) -> bool:
+    """Say whether a run since the newest decision lost its lease and never said that it had not started."""
+    if action.fence == action.fence_base:
+        return False
+    return Claim.objects.filter(action=action, fence__gt=action.fence_base, outcome="lease_lost").exists()
 
 
 def settle_if_due(action: ApprovalRequest) -> bool:

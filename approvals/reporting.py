@@ -107,6 +107,9 @@ def _complete(
         changes = {"result_text": '"not started in five runs"', "is_error": True, "finished_at": at}
     else:
         to = State.CANCELLED if action.cancel_requested else State.APPROVED
+    if outcome == "not_started" and to in (State.FAILED, State.CANCELLED) and deadlines.may_have_run(action):
+        # This run did nothing; an earlier one lost its lease, and of that nobody knows.
+        to, changes = State.UNKNOWN, {}
     late = action.state != State.EXECUTING
     Claim.objects.filter(pk=row.pk).update(ended_at=at, outcome=outcome, result_sha256=result_sha256)
     if to is None:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cancelled:
-    """`requested`: it runs, and whoever runs it is told (202); else it is cancelled."""
+    """`requested`: it runs, and whoever runs it is told, or it may have run and is `unknown` (202); else cancelled."""
 
     action: ApprovalRequest
     requested: bool
@@ -57,8 +57,8 @@ def _cancel(caller: Caller, action: ApprovalRequest, held: Held | None, reason: 
         raise refusals.not_claimable(action)
     if action.state in (State.PENDING, State.APPROVED):
         said = reason or f"withdrawn by {caller.actor.name}"
-        transitions.move(held=held, action=action, to=State.CANCELLED, who=caller, kind="cancelled", reason=said)
-        return Cancelled(action, requested=False)
+        deadlines.end_unused(held, action, to=State.CANCELLED, who=caller, kind="cancelled", reason=said)
+        return Cancelled(action, requested=action.state != State.CANCELLED)
     if action.state != State.EXECUTING:
         raise refusals.with_action(refusals.AlreadyTerminal, f"it is {action.state} already", action)
     if not action.cancel_requested:

@@ -309,11 +309,14 @@ def test_a_report_that_came_too_late_is_kept_in_the_audit(here: Desk) -> None:
     claimed = desk.take(action)
     desk.lose(action)
     decisions.cancel(caller=here.agent, action_id=action.pk)
-    with pytest.raises(refusals.StaleClaim):
+    decisions.reconcile(
+        caller=desk.chief(), action_id=action.pk, idempotency_key=desk.key(), outcome="failed", note="looked"
+    )
+    with pytest.raises(refusals.OutcomeConflict):
         desk.report(claimed, "done", '"it did happen"')
     event = AuditEvent.objects.get(action=action, kind="report_refused")
     assert "it did happen" in event.detail
-    assert desk.fresh(action).state == "cancelled"
+    assert desk.fresh(action).state == "failed"
 
 
 @pytest.mark.parametrize("text", ['{"a":NaN}', "[" * 65 + "]" * 65, '"' + "x" * 262_144 + '"', "not json"])
