@@ -52,7 +52,7 @@ class ApprovalGate:
             origin=asking.Origin(tool_call_id=sent.id, call_offset=call.offset),
             wishes=asking.Wishes(),
         )
-        if generation.cancel_requested:
+        if generation.cancel_requested and action.state in OPEN:
             # It was on its way when the cancel came: kept in the log, never to be run.
             _cancel(held, action, actor, "the run was cancelled")
         return _brief(action)
@@ -151,7 +151,7 @@ def _cancel(held: Held, action: ApprovalRequest, actor: Actor, reason: str) -> N
     if deadlines.is_due(action, at=held.at):
         deadlines.expire(held, action)
         return
-    transitions.move(held=held, action=action, to=State.CANCELLED, who=actor, kind="cancelled", reason=reason)
+    deadlines.end_unused(held, action, to=State.CANCELLED, who=actor, kind="cancelled", reason=reason)
 
 
 def _brief(action: ApprovalRequest) -> dict[str, Any]:
