@@ -98,7 +98,7 @@ def decide_many(*, caller: Caller, all_or_nothing: bool, items: Sequence[Item]) 
     """
     if not 1 <= len(items) <= MAX_BATCH:
         raise Invalid(f"a batch has 1 to {MAX_BATCH} decisions", field="decisions", limit=MAX_BATCH)
-    ids = [str(item.action_id).lower().replace("-", "") for item in items]
+    ids = [_same_id(item.action_id) for item in items]
     if len(set(ids)) < len(ids):
         raise Invalid("a batch decides about an action once", field="decisions")
     if not all_or_nothing:
@@ -115,6 +115,13 @@ def decide_many(*, caller: Caller, all_or_nothing: bool, items: Sequence[Item]) 
 def expire_due(*, limit: int = 100) -> int:
     """Expire questions nobody answered and approvals nobody used; return how many."""
     return deadlines.settle_all(Q(state__in=[State.PENDING, State.APPROVED]), limit=limit)
+
+
+def _same_id(action_id: UUID | str) -> str:
+    try:
+        return access.as_id(action_id).hex
+    except NotFound:
+        return str(action_id)
 
 
 def _shape(item: Item) -> Item:
@@ -377,7 +384,8 @@ def _record_refusal(caller: Caller, item: Item, refusal: Problem) -> None:
             kind="decision_refused",
             who=caller,
             action=action,
-            idempotency_key=item.idempotency_key,
+            # Kept as it came, if it is a text at all: in a batch it may be what was refused.
+            idempotency_key=item.idempotency_key if isinstance(item.idempotency_key, str) else "",
             digest=(item.digest or "")[:71],
             reason=refusal.code,
             detail={"decision": item.decision, "actionId": str(item.action_id)[:64]},
