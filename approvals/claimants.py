@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from django.db import connection
 from django.db.models import Q, QuerySet
 
 from approvals import access, audit
@@ -55,13 +56,29 @@ class Claimant:
 
 
 def tool_named(patterns: Sequence[str]) -> Q:
-    """Select tools by name or by a pattern of `*` and `?`."""
+    """Select tools by name or by a pattern of `*` and `?`, as `policy.matches` reads it.
+
+    SQLite matches by Python's expressions, which go back on their steps: each run of characters that is found stays
+    found (`(?>…)`), or a pattern of many `*` would stop the site inside a transaction. PostgreSQL never goes back.
+    """
     plain = [pattern for pattern in patterns if "*" not in pattern and "?" not in pattern]
     wanted = Q(tool__in=plain)
     for pattern in patterns:
         if pattern == "*":
             return ~Q(tool="")
         if pattern not in plain:
-            letters = [{"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern]
-            wanted |= Q(tool__regex=f"^{''.join(letters)}$")
+            wanted |= Q(tool__regex=_expression(pattern))
     return wanted
+
+
+def _expression(pattern: str) -> str:
+    between = [
+        "".join("." if letter == "?" else re.escape(letter) for letter in part)
+        for part in re.sub(r"\*+", "*", pattern).split("*")
+    ]
+    if connection.vendor != "sqlite":
+        return f"^{'.*'.join(between)}$"
+    if len(between) == 1:
+        return rf"(?s)\A{between[0]}\Z"
+    first, *middle, last = between
+    return rf"(?s)\A{first}{''.join(f'(?>.*?{part})' for part in middle)}.*{last}\Z"
