@@ -13,7 +13,7 @@ from uuid import UUID
 
 from streams import log, strictjson
 from streams.adapters import Message
-from streams.protocol import Done, Text, ToolCall, ToolResult, decode_chunk
+from streams.protocol import Done, Text, ToolCall, ToolResult, stored_chunk
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def tell(*, before: tuple[Message, ...], rows: list[log.Row]) -> Told:
     unfinished_from: int | None = None
     finished = False
     for row in standing(rows):
-        chunk: Any = decode_chunk(row.body)
+        chunk: Any = stored_chunk(row.body)
         if isinstance(chunk, ToolResult):
             results[chunk.toolCallId] = chunk
             continue

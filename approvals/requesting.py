@@ -84,7 +84,8 @@ def request(
         if caller.token is not None and generation.token_id != caller.token.pk:
             raise NotAllowed("only the token that opened a generation asks in it")
     if question.tool_call_id is not None:
-        return Requested(_named(question), replayed=False, created=False)
+        # Found as `GET` finds it: what is past its time is settled first.
+        return Requested(access.find(caller, _named(question).pk), replayed=False, created=False)
     for _ in range(3):
         try:
             return _once(caller, question)
