@@ -106,7 +106,8 @@ def _message(plain: Any) -> Message:
 
 @dataclass(frozen=True)
 class Taken:
-    """A run this worker holds. `taken_over` means its last holder never gave it back."""
+    """A run somebody holds, under the name `run.worker`, which is new with every taking. `taken_over` means that its
+    last holder never gave it back, and can't write to its log any more."""
 
     run: AgentRun
     generation: Generation
@@ -141,9 +142,14 @@ def take(*, worker: str, adapters: Sequence[str], lease_seconds: float = LEASE_S
         if run is None:
             return None
         taken_over = run.phase == "running"
-        run.phase, run.worker = "running", worker
+        # A process may lose a run and take it again while it is still playing it: the two holders are not one.
+        run.phase, run.worker = "running", f"{worker[:90]}#{secrets.token_hex(4)}"
         run.lease_expires_at = clock.now() + timedelta(seconds=lease_seconds)
         run.save(update_fields=["phase", "worker", "lease_expires_at"])
+        if taken_over:
+            # The last holder may only be asleep. Its calls must not come between this reading of the log and the
+            # first word of the new attempt: they would be made, and then made again.
+            log.hand_over(generation_id=run.pk, writer=run.worker)
     generation = Generation.objects.select_related("token", "user").get(pk=run.generation_id)
     return Taken(run=run, generation=generation, actor=_actor(generation), taken_over=taken_over)
 
@@ -156,16 +162,20 @@ def _actor(generation: Generation) -> Actor:
     return Actor(kind="person", id=str(generation.user.pk), name=generation.user.get_username())
 
 
-def _keep(*, taken: Taken, worker: str, lease_seconds: float) -> bool:
+def _held(taken: Taken) -> QuerySet[AgentRun]:
+    """The run's row, as long as it is held by this taking."""
+    return AgentRun.objects.filter(pk=taken.run.pk, phase="running", worker=taken.run.worker)
+
+
+def _keep(*, taken: Taken, lease_seconds: float) -> bool:
     """Renew the lease; False: somebody else holds the run."""
     until = clock.now() + timedelta(seconds=lease_seconds)
-    rows = AgentRun.objects.filter(pk=taken.run.pk, phase="running", worker=worker)
-    return rows.update(lease_expires_at=until) == 1
+    return _held(taken).update(lease_expires_at=until) == 1
 
 
-def _release(*, run_id: UUID, worker: str, phase: str, **fields: Any) -> bool:
-    """Give the run back in a phase; False: it was no longer this worker's."""
-    rows = AgentRun.objects.filter(pk=run_id, phase="running", worker=worker)
+def _release(*, taken: Taken, phase: str, **fields: Any) -> bool:
+    """Give the run back in a phase; False: somebody else holds it."""
+    rows = _held(taken)
     return rows.update(**{"phase": phase, "worker": "", "lease_expires_at": None, "not_before": None, **fields}) == 1
 
 
@@ -298,7 +308,7 @@ class Worker:
     async def _give_back(self, taken: Taken, phase: str, fields: dict[str, Any]) -> None:
         faults.point("before_release")
         try:
-            await database_sync_to_async(_release)(run_id=taken.run.pk, worker=self.name, phase=phase, **fields)
+            await database_sync_to_async(_release)(taken=taken, phase=phase, **fields)
         except DatabaseError as error:
             logger.warning("run %s is given back by its lease: %s", taken.run.pk, type(error).__name__)
         doorbell.ring("runs")
@@ -307,9 +317,7 @@ class Worker:
         while True:
             await asyncio.sleep(self.lease_seconds / 3)
             try:
-                kept = await database_sync_to_async(_keep)(
-                    taken=taken, worker=self.name, lease_seconds=self.lease_seconds
-                )
+                kept = await database_sync_to_async(_keep)(taken=taken, lease_seconds=self.lease_seconds)
             except DatabaseError:
                 continue
             if not kept:
@@ -353,17 +361,16 @@ class Worker:
         """Go on where the log is; begin a new attempt after a crash, or over a turn that has no end."""
         place = pump.Place(
             generation_id=generation.pk,
-            writer=generation.writer or self.name,
+            writer=generation.writer or taken.run.worker,
             actor=taken.actor,
             attempt=generation.attempt,
             seq=generation.next_seq,
             heartbeat_seconds=min(15.0, taken.generation.producer_timeout_seconds / 3),
         )
-        if generation.writer and (taken.taken_over or told.unfinished_from is not None):
+        if generation.next_seq and (taken.taken_over or told.unfinished_from is not None):
             began_at = told.next_offset if told.unfinished_from is None else told.unfinished_from
             pump.next_attempt(place, superseded_from=began_at)
-            # The last holder may only be asleep: under this name it can't write on.
-            place.writer = f"{self.name}:{secrets.token_hex(4)}"
+            place.writer = taken.run.worker
         return place
 
     async def _play(self, taken: Taken, place: pump.Place, told: history.Told) -> pump.Played:
@@ -383,7 +390,7 @@ class Worker:
             if played.kind != "broken" or played.error is None:
                 return played
             failures += 1
-            await database_sync_to_async(AgentRun.objects.filter(pk=run.pk, worker=self.name).update)(failures=failures)
+            await database_sync_to_async(_held(taken).update)(failures=failures)
             wait_ms = retry.pause_ms(played.error, failures=failures, policy=self.policy, random=random.random)
             if wait_ms is None:
                 return await pump.finish_with_error(place=place)

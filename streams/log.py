@@ -276,6 +276,13 @@ def append(
         return _append(held, attempt, seq, chunks, writer, actor, superseded_from)
 
 
+def hand_over(*, generation_id: UUID, writer: str) -> None:
+    """Let `writer` alone go on with the newest attempt: whoever wrote it before is refused, repeats included."""
+    with transaction.atomic(), hold(generation_id) as held:
+        if not held.generation.finish_reason:
+            held.generation.writer = writer
+
+
 def _append_texts(generation_id: UUID, attempt: int, seq: int, chunks: Sequence[Chunk], writer: str) -> Appended | None:
     """Take the hot path: one guarded UPDATE … RETURNING and one INSERT. None: a guard missed, look again slowly."""
     moment, moment_parameters = clock.sql()
