@@ -105,8 +105,8 @@ class InboxConsumer(consumers.BaseConsumer):
     def acked(self, offset: int) -> None:
         """Take an ack, which means nothing here: an inbox has no offsets."""
 
-    def heartbeat(self) -> Frame:
-        return {"type": "heartbeat", "nextOffset": None}
+    def heartbeat(self) -> str:
+        return '{"type":"heartbeat","nextOffset":null}'
 
     def told(self, changes: list[feed.Change]) -> None:
         """Pass changes on, or keep the newest of each action while the line is not free."""

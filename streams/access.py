@@ -195,6 +195,18 @@ def readable_generations(caller: Caller) -> QuerySet[Generation]:
     return rows.none()
 
 
+def may_read(caller: Caller, *, token_id: int | None) -> bool:
+    """Say of one generation, by the token that made it, what `readable_generations` says of all.
+
+    For a token this asks nothing of the database; a person's permissions may.
+    """
+    if caller.token is None:
+        return caller.can(SEE)
+    if caller.can("read:all"):
+        return True
+    return token_id == caller.token.pk and (caller.can("generations:read") or caller.can("generations:write"))
+
+
 def find_generation(caller: Caller, generation_id: UUID | str) -> Generation:
     """Return the generation as this caller may see it, or raise NotFound."""
     try:

@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 from django.conf import settings
 
-from streams import access, doors, handshake, log, sockets, strictjson, tail
+from streams import access, doors, handshake, log, snapshots, sockets, strictjson, tail
 from streams.access import Caller
 from streams.problems import Invalid, NotAllowed, NotFound, NotSignedIn, Problem, RateLimited, TooLarge, TryAgain
 from streams.sockets import Credential, Receive, Scope, Send
@@ -110,8 +110,9 @@ class BaseConsumer:
     def left(self) -> None:
         """Let go of everything; the socket is gone."""
 
-    def heartbeat(self) -> Frame:
-        return {"type": "heartbeat"}
+    def heartbeat(self) -> str:
+        """Return the frame that says it lives; a string, since it is made for every socket."""
+        return '{"type":"heartbeat"}'
 
     def full_since(self) -> float | None:
         """Since when the client could not be given what there is."""
@@ -172,7 +173,7 @@ class BaseConsumer:
             elif now >= self._beat_at:
                 self._beat_at = now + heartbeat_seconds()
                 if self._full_since is None:
-                    self.say(strictjson.dumps(self.heartbeat()))
+                    self.say(self.heartbeat())
 
     def shut(self, code: int, detail: str = "") -> None:
         """Close with this code; what was not sent yet stays unsent."""
@@ -378,18 +379,18 @@ class GenerationConsumer(BaseConsumer):
         self.tail: tail.Tail | None = None
 
     async def opened(self, hello: Frame, scope: Scope) -> None:
-        opening = await tail.in_database(
-            handshake.open_log,
-            caller=self.signed_in(),
-            generation_id=scope["url_route"]["kwargs"]["generation_id"],
-            hello=handshake.read_hello(hello),
-            heartbeat_seconds=heartbeat_seconds(),
+        said, snapshot = (
+            handshake.read_hello(hello),
+            await self._snapshot(scope["url_route"]["kwargs"]["generation_id"]),
         )
-        await self.reply(opening.welcome)
-        if opening.reset is not None:
-            await self.reply(opening.reset)
-        self.generation_id = UUID(opening.welcome["generation"]["id"])
-        reader = tail.Reader(send=self._send, cursor=opening.cursor, target=opening.next_offset, lost=self._lost)
+        reason = handshake.reset_reason(snapshot, said)
+        if self._closed_at is None:
+            await self._send({"type": "websocket.send", "text": snapshot.welcome})
+        if reason is not None:
+            await self.reply(handshake.reset_frame(snapshot, reason))
+        cursor = said.from_ if reason is None else snapshot.first_offset
+        self.generation_id = snapshot.generation_id
+        reader = tail.Reader(send=self._send, cursor=cursor, target=snapshot.next_offset, lost=self._lost)
         if self.signed_in().user is not None:
             reader.texts_left = demo_cut.armed()
         hub_tail = await tail.hub().tail(self.generation_id)
@@ -398,6 +399,22 @@ class GenerationConsumer(BaseConsumer):
             hub_tail.join(reader)
         elif not hub_tail.readers:
             tail.hub().forget(hub_tail)
+
+    async def _snapshot(self, generation_id: str) -> handshake.Snapshot:
+        """Return the log as it is now; what this caller may not see is not there."""
+        caller = self.signed_in()
+        try:
+            key = UUID(generation_id)
+        except ValueError:
+            raise NotFound("no such generation") from None
+        snapshot = await snapshots.snapshots().fresh(key, heartbeat_seconds=heartbeat_seconds())
+        if caller.user is None:
+            may = access.may_read(caller, token_id=snapshot.token_id)
+        else:
+            may = await tail.in_database(access.may_read, caller, token_id=snapshot.token_id)
+        if not may:
+            raise NotFound("no such generation")
+        return snapshot
 
     def acked(self, offset: int) -> None:
         assert self.reader is not None
@@ -408,11 +425,11 @@ class GenerationConsumer(BaseConsumer):
             raise Invalid("an ack names an offset that was sent", field="offset")
         self.tail.ack(self.reader, offset)
 
-    def heartbeat(self) -> Frame:
+    def heartbeat(self) -> str:
         assert self.reader is not None
         assert self.tail is not None
         # All that is known to be there: a client that stays below it has lost something, or is told too slowly.
-        return {"type": "heartbeat", "nextOffset": max(self.reader.cursor, self.tail.edge)}
+        return f'{{"type":"heartbeat","nextOffset":{max(self.reader.cursor, self.tail.edge)}}}'
 
     def full_since(self) -> float | None:
         assert self.reader is not None

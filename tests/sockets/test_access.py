@@ -180,3 +180,21 @@ def test_a_token_that_ends_closes_its_sockets(server: Server, loss: Callable[[Ag
         lost_at = time.monotonic()
         assert wire.close_code() == code
         assert time.monotonic() - lost_at < 5
+
+
+def test_one_generation_is_read_by_whom_the_list_shows_it(db: None) -> None:
+    told, other = story(), story()
+    callers = [access.COMMAND]
+    for scopes in (["generations:write"], ["generations:read"], ["read:all"], ["approvals:read"], ["claims"]):
+        _, secret = factories.agent_token(*scopes)
+        callers.append(access.caller_for_token(secret=secret, door="socket"))
+        AgentToken.objects.filter(pk=told.token.pk).update(scopes=scopes)
+        callers.append(access.caller_for_token(secret=told.secret, door="socket"))
+    callers += [access.caller_for_user(user=user, door="socket") for user in (factories.person(), factories.operator())]
+    answers = []
+    for caller in callers:
+        for one in (told, other):
+            listed = access.readable_generations(caller).filter(pk=one.generation.pk).exists()
+            answers.append(listed)
+            assert access.may_read(caller, token_id=one.generation.token_id) == listed
+    assert len(set(answers)) == 2
