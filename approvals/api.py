@@ -209,13 +209,12 @@ class OneApproval(View):
     def get(self, request: Request, action_id: str) -> Response:
         seconds = queries.whole(request, "wait", low=0, high=MAX_WAIT_SECONDS, default=0)
         version = queries.whole(request, "version", low=0, high=MAX_COUNT, default=0)
-        caller = self.caller
-        action = access.find(caller, _id(action_id))
+        action = access.find(self.caller, _id(action_id))
         response = shown(action)
         if action.version > version:
             return response
 
-        def again() -> Response | None:
+        def again(caller: Caller) -> Response | None:
             now = access.find(caller, action.pk)
             return shown(now) if now.version > version else None
 
@@ -254,9 +253,8 @@ class DecideOne(View):
     def post(self, request: Request, action_id: str) -> Response:
         seconds = queries.whole(request, "wait", low=0, high=MAX_WAIT_SECONDS, default=0)
         sent = self.body(Answer)
-        caller = self.caller
         decided = decisions.decide(
-            caller=caller,
+            caller=self.caller,
             action_id=_id(action_id),
             idempotency_key=key_of(request, sent.idempotency_key),
             decision=sent.decision,
@@ -268,7 +266,7 @@ class DecideOne(View):
         if decided.action.state not in OPEN:
             return response
 
-        def again() -> Response | None:
+        def again(caller: Caller) -> Response | None:
             now = access.find(caller, decided.action.pk)
             return None if now.state in OPEN else _decided(decided, action=now)
 

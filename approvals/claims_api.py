@@ -13,6 +13,7 @@ from approvals import claims, describe
 from approvals.api import json_text, shown
 from approvals.claims import Claimant
 from streams import docs
+from streams.access import Caller
 from streams.problems import Invalid
 from streams.shape import UNSET, Shape, Unset, optional
 from streams.views import View
@@ -54,11 +55,10 @@ class Claims(View):
         sent = self.body(Wanted)
         if (sent.action_id is UNSET) == (sent.tools is UNSET):
             raise Invalid("a claim names an actionId or tools, and not both", field="actionId")
-        claimant = Claimant.of(self.caller)
 
-        def claim() -> list[dict[str, Any]]:
+        def claim(caller: Caller) -> list[dict[str, Any]]:
             claimed = claims.claim(
-                claimant=claimant,
+                claimant=Claimant.of(caller),
                 claim_id=sent.claim_id,
                 action_id=optional(sent.action_id, None),
                 tools=tuple(optional(sent.tools, ())),
@@ -80,11 +80,11 @@ class Claims(View):
                 for one in claimed
             ]
 
-        def again() -> Response | None:
-            found = claim()
+        def again(caller: Caller) -> Response | None:
+            found = claim(caller)
             return Response({"claims": found}) if found else None
 
-        first = claim()
+        first = claim(self.caller)
         # With nothing to run it tries again, under the same claimId, each time work is rung for.
         wait = Wait(sent.wait_seconds, ("work",), again) if not first else None
         return waiting(Response({"claims": first}), wait)

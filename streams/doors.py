@@ -85,7 +85,8 @@ def caller_again(request: HttpRequest) -> Caller:
         again = HttpRequest()
         again.session = store
         again.user = get_user(again)
-        return access.caller_for_user(user=again.user, door="http")
+        address = request.META.get("REMOTE_ADDR", "")[:64]
+        return access.caller_for_user(user=again.user, door="http", address=address, request_id=_request_id(request))
     return caller_of(request)
 
 

@@ -16,8 +16,9 @@ from django.http import HttpRequest, HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.response import Response
 
-from streams import doorbell
-from streams.doors import problem_response
+from streams import doorbell, doors
+from streams.access import Caller
+from streams.problems import NotSignedIn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,11 +46,14 @@ async def run(verb: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 @dataclass(frozen=True)
 class Wait:
-    """How a response may still change: `again` reads anew in a thread; None means nothing is new."""
+    """How a response may still change: `again` reads anew in a thread; None means nothing is new.
+
+    It gets the caller as it is by then: a token may be revoked and a right taken away while an answer waits.
+    """
 
     seconds: float
     topics: tuple[str, ...]
-    again: Callable[[], Response | None]
+    again: Callable[[Caller], Response | None]
 
 
 def waiting(response: Response, wait: Wait | None) -> Response:
@@ -76,9 +80,14 @@ def hold(view: Callable[..., HttpResponseBase]) -> Callable[..., Coroutine[Any, 
 
         def again() -> Response | None:
             try:
-                return wait.again()
+                caller = doors.caller_again(request)
+            except NotSignedIn:
+                # Whoever waited is a stranger now: the answer stays what it was while it was not.
+                return response
+            try:
+                return wait.again(caller)
             except Exception as error:
-                late = problem_response(error, cast(Any, response).renderer_context)
+                late = doors.problem_response(error, cast(Any, response).renderer_context)
                 if late is None:
                     raise
                 return late

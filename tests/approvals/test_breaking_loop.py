@@ -16,6 +16,7 @@ from streams.protocol import Text
 from tests.approvals.desk import call
 from tests.approvals.test_agent_loop import PAY, _begin, begin, db, effects, in_phase, told, worker, working
 from tests.support import factories
+from tests.support.polling import eventually_async
 
 __all__ = ["effects"]
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -65,12 +66,8 @@ async def test_a_lease_that_could_not_be_kept_makes_no_call_twice(
     async with working(worker(lease_seconds=0.3), Executor(name="e")):
         first = await in_phase(generation, "running")
 
-        async def again() -> None:
-            while (await db(AgentRun.objects.get)(pk=generation.pk)).worker == first.worker:
-                await asyncio.sleep(0.02)
-
-        async with asyncio.timeout(10):
-            await again()
+        others = AgentRun.objects.filter(pk=generation.pk).exclude(worker=first.worker)
+        await eventually_async(lambda: db(others.exists)())
         away.set()
         await in_phase(generation, "ended")
     assert [name for name, _, _ in effects] == ["pay"]
