@@ -48,6 +48,8 @@ RING_ENTRIES = 1_000
 RING_BYTES = 262_144
 _YIELD_EVERY = 256
 _LINGER_SECONDS = 2.0
+# After a round that took longer than this, rest as long as it took, times this, at most so long.
+_PACE_FROM_SECONDS, _PACE, _PACE_SECONDS = 0.005, 2.0, 0.06
 _IDS_A_QUERY = 500
 
 # Reads are few and short; four threads serve thousands of sockets and can't drain a pool of connections.
@@ -301,8 +303,14 @@ class Tail:
                 rows = [row for row in rows if row.offset >= self.edge]
                 if rows and rows[0].offset == self.edge:
                     # Whether or not the page was full, something may have come while it was read.
-                    self._again = self._again or len(rows) == PAGE_ENTRIES or _bytes(rows) >= FRAME_BYTES
+                    full = len(rows) == PAGE_ENTRIES or _bytes(rows) >= FRAME_BYTES
+                    self._again = self._again or full
+                    began = self._hub.now()
                     await self._fan_out(rows)
+                    took = self._hub.now() - began
+                    if took > _PACE_FROM_SECONDS and not full:
+                        # Telling a thousand sockets costs the same for one entry as for five: let some more come.
+                        await asyncio.sleep(min(took * _PACE, _PACE_SECONDS))
         except Exception:
             # The database is away: the slow poll comes back to it.
             log.warning("the log of %s could not be read", self.generation_id, exc_info=log.isEnabledFor(logging.DEBUG))

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from streams import doorbell
 from tests.support import services
 from tests.support.polling import eventually
 
@@ -109,6 +110,13 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix: N
     name = connection.settings_dict["TEST"]["NAME"] if connection.vendor == "sqlite" else None
     for ending in ("-wal", "-shm") if name else ():
         Path(f"{name}{ending}").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """Let the doorbell's thread go first: PostgreSQL drops no database that somebody still listens on."""
+    yield
+    doorbell.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

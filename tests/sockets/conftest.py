@@ -7,7 +7,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from streams import doorbell
 from tests.support.processes import Kind, Server
 
 Servers = Callable[[Kind], Server]
@@ -37,9 +36,3 @@ def server(request: pytest.FixtureRequest, servers: Servers, transactional_db: N
 @pytest.fixture
 def uvicorn(servers: Servers, transactional_db: None) -> Server:
     return servers("uvicorn")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _doorbell_is_silent_at_the_end(django_db_setup: None) -> Iterator[None]:
-    yield
-    doorbell.close()

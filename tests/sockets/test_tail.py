@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from streams import doorbell
+from streams import doorbell, log, tail
 from tests.sockets.conftest import ENV
 from tests.sockets.logs import story
 from tests.sockets.wire import Wire, drained, never_reads
-from tests.support.polling import eventually
+from tests.support.polling import eventually, eventually_async
 from tests.support.processes import Child, Server, free_port
 
 
@@ -64,6 +67,49 @@ def test_what_is_appended_while_readers_join_arrives_once(server: Server) -> Non
     finally:
         stop.set()
         writer.join()
+
+
+@pytest.mark.parametrize("ringing", [True, False])
+def test_what_is_appended_in_the_gap_before_going_live_arrives_once(  # C41, the gap held open
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch, ringing: bool
+) -> None:
+    told = story(*"abc")
+    if not ringing:
+        monkeypatch.setattr(doorbell, "ring", lambda *topics: None)
+    read, reads = log.read, 0
+
+    def read_and_append(**where: Any) -> list[log.Row]:
+        nonlocal reads
+        rows = read(**where)
+        reads += 1
+        if reads <= 4:
+            # After the history was read, before anybody hears of it.
+            told.write(f"gap {reads}")
+        return rows
+
+    monkeypatch.setattr(tail, "read_log", read_and_append)
+    frames: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        frames.append(json.loads(message["text"]))
+
+    def offsets() -> list[int]:
+        return [entry["offset"] for frame in frames if frame["type"] == "entries" for entry in frame["entries"]]
+
+    async def listen() -> None:
+        reader = tail.Reader(send=send, cursor=0, target=3, lost=lambda code: None)
+        joined = await tail.hub().tail(told.generation.pk)
+        joined.join(reader)
+
+        async def all_there() -> bool:
+            return len(offsets()) >= 7
+
+        await eventually_async(all_there)
+        joined.leave(reader)
+
+    asyncio.run(listen())
+    assert offsets() == list(range(7))
+    assert [frame["type"] for frame in frames].count("caught_up") == 1
 
 
 class _own_connection:
