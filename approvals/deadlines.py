@@ -5,11 +5,12 @@ Whoever touches a row first after its time settles it, so that no answer ever de
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import Q
 
 from approvals import audit, transitions
@@ -18,6 +19,8 @@ from approvals.states import MAX_FENCES_A_DECISION, State
 from streams import clock
 from streams.log import Held
 from streams.protocol import CLOCK
+
+logger = logging.getLogger(__name__)
 
 
 class Due(Exception):
@@ -122,7 +125,18 @@ def lose_lease(held: Held | None, action: ApprovalRequest, *, at: datetime) -> N
 
 
 def settle_all(states: Q, *, limit: int) -> int:
-    """Settle up to `limit` due rows among `states`, each in a transaction of its own: no log holds up another."""
+    """Settle up to `limit` due rows among `states`, each in a transaction of its own: no log holds up another.
+
+    A row that can't be settled is a fault of ours; it is logged, and the rows behind it are not kept waiting.
+    """
     now = clock.now()
     ids = ApprovalRequest.objects.filter(states & due(at=now)).order_by("requested_at").values_list("pk", flat=True)
-    return sum(settle(action_id=pk) for pk in list(ids[:limit]))
+    settled = 0
+    for pk in list(ids[:limit]):
+        try:
+            settled += settle(action_id=pk)
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception:
+            logger.exception("action %s is past its time and can't be settled", pk)
+    return settled

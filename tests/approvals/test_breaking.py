@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from approvals import access, claimants, claims, decisions, history, refusals, settling
+from approvals import access, claimants, claims, deadlines, decisions, history, refusals, settling
 from approvals.canonical import MAX_TEXT_BYTES
 from approvals.models import ApprovalRequest, AuditEvent
 from streams import log
@@ -170,6 +170,25 @@ def test_the_database_reads_a_pattern_as_the_policy_does(here: Desk, pattern: st
 
 
 # --- what is past its time ------------------------------------------------------------------------
+
+
+def test_one_action_that_can_not_be_settled_keeps_no_other_from_it(
+    here: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = here.asked(), here.asked(desk.call("call-2"))
+    desk.make_overdue(first)
+    desk.make_overdue(second)
+    real = deadlines.expire
+
+    def expire(held: Any, action: ApprovalRequest) -> None:
+        if action.pk == first.pk:
+            raise RuntimeError("a fault of ours")
+        real(held, action)
+
+    monkeypatch.setattr(deadlines, "expire", expire)
+    assert decisions.expire_due() == 1
+    assert [desk.fresh(one).state for one in (first, second)] == ["pending", "expired"]
+    assert "can't be settled" in caplog.text
 
 
 def test_a_request_that_names_a_call_past_its_time_finds_it_expired(here: Desk) -> None:
