@@ -14,18 +14,7 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 
-from approvals import (
-    access,
-    audit,
-    deadlines,
-    policies,
-    refusals,
-    represent,
-    shapes,
-    tools,
-    transitions,
-    waiting,
-)
+from approvals import access, audit, deadlines, policies, refusals, represent, shapes, tools, transitions, waiting
 from approvals.models import ApprovalRequest
 from approvals.requesting import Requested, request
 from approvals.settling import Cancelled, cancel, reconcile
