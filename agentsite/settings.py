@@ -73,6 +73,10 @@ TEMPLATES = [
 ]
 
 
+# Several test runs at once on one machine each take a name of their own.
+TEST_DB_SUFFIX = env.str("AGENTSITE_TEST_DB_SUFFIX", default="")
+
+
 def database(url: str) -> dict[str, Any]:
     """Turn DATABASE_URL into Django's dict with the options each engine needs here.
 
@@ -89,14 +93,14 @@ def database(url: str) -> dict[str, Any]:
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA busy_timeout=20000;",
         }
         # A file, not memory: sockets, doors and tests reach it from several threads and processes.
-        config["TEST"] = {"NAME": str(VAR_DIR / f"test{env.str('AGENTSITE_TEST_DB_SUFFIX', default='')}.sqlite3")}
+        config["TEST"] = {"NAME": str(VAR_DIR / f"test{TEST_DB_SUFFIX}.sqlite3")}
     elif config["ENGINE"] == "django.db.backends.postgresql":
         config["CONN_MAX_AGE"] = 0
         config["OPTIONS"] = {
             **config.get("OPTIONS", {}),
             "pool": {"min_size": 0, "max_size": env.int("DATABASE_POOL_SIZE", default=20), "timeout": 10},
         }
-        config["TEST"] = {"NAME": f"test_agentsite{env.str('AGENTSITE_TEST_DB_SUFFIX', default='')}"}
+        config["TEST"] = {"NAME": f"test_agentsite{TEST_DB_SUFFIX}"}
     return config
 
 
