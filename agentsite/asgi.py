@@ -19,6 +19,7 @@ startup.before_server()
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.urls import path  # noqa: E402
 
+from agentsite import sweeper  # noqa: E402
 from approvals.consumers import GenerationConsumer, InboxConsumer  # noqa: E402
 from streams.shortcut import Handler  # noqa: E402
 from streams.sockets import Door, nowhere  # noqa: E402
@@ -34,3 +35,5 @@ _applications: list[tuple[str, Any]] = [
 application = ProtocolTypeRouter(
     {"http": Handler(), "websocket": Door(URLRouter([path(address, target) for address, target in _applications]))}
 )
+
+sweeper.start()

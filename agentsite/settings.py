@@ -110,6 +110,9 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     VAR_DIR.mkdir(parents=True, exist_ok=True)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
+# How often a server process ends what is past its time (agentsite.sweeper); 0 leaves it to run_executor.
+SWEEP_SECONDS = env.float("AGENTSITE_SWEEP_SECONDS", default=1.0)
+
 REDIS_URL = env.str("REDIS_URL", default="")
 startup.check_redis_url(REDIS_URL)
 # The layer carries the doorbell only, never a chunk; without Redis the doorbell has its own ways (streams.doorbell).
@@ -124,8 +127,11 @@ CHANNEL_LAYERS: dict[str, dict[str, Any]] = (
     else {}
 )
 
-# Modules that register server tools (approvals.tools). Every process of the site needs the same ones.
-TOOL_MODULES: list[str] = env.list("AGENTSITE_TOOL_MODULES", default=["agentsite.demo.tools"])
+# Modules that register server tools (approvals.tools). Every process of the site needs the same ones. The demo's
+# pretend to refund; a site with a key of its own never has them unasked.
+TOOL_MODULES: list[str] = env.list(
+    "AGENTSITE_TOOL_MODULES", default=["agentsite.demo.tools"] if SECRET_KEY == _DEVELOPMENT_KEY else []
+)
 
 # Contract §4 names these times; tests shorten them.
 SOCKET_HEARTBEAT_SECONDS = env.int("SOCKET_HEARTBEAT_SECONDS", default=15)
