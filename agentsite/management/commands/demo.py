@@ -21,7 +21,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connection, connections
 
-from agentsite.demo import seed, story
+from agentsite.demo import seed, story, tools  # noqa: F401 - importing the tools registers them
 from agentsite.demo.children import Children, ChildrenKeepDying
 
 START_SECONDS = 120.0
@@ -138,6 +138,7 @@ def _environment(drop_at: int) -> dict[str, str]:
     """What the children see: plain http on this machine, whatever the shell says about the real site."""
     return {
         **os.environ,
+        "AGENTSITE_TOOL_MODULES": "agentsite.demo.tools",
         "AGENTSITE_DROP_AT": str(max(0, drop_at)),
         "ALLOWED_HOSTS": "127.0.0.1,localhost,[::1]",
         "HTTPS": "0",
