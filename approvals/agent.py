@@ -261,6 +261,11 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
+    async def settle(self, *, seconds: float) -> None:
+        """Wait until the turns that are being played are given back, at most `seconds`."""
+        if self._driving:
+            await asyncio.wait(self._driving, timeout=seconds)
+
     async def _take_all(self) -> None:
         while len(self._driving) < self.concurrency and not self.stop.is_set():
             try:
@@ -296,14 +301,21 @@ class Worker:
             # This worker stops, or the lease was lost; in the second case giving back changes nothing.
             playing.cancel()
             await asyncio.gather(playing, return_exceptions=True)
+            if not playing.cancelled() and playing.exception() is None:
+                phase, fields = playing.result()
         except Exception:
             logger.exception("the turn of run %s failed", taken.run.pk)
             # Not at once again: a bug must not spin.
             fields = {"not_before": await database_sync_to_async(clock.now)() + timedelta(seconds=5)}
         finally:
             keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-            await asyncio.shield(self._give_back(taken, phase, fields))
+            giving = asyncio.create_task(self._give_back(taken, phase, fields))
+            try:
+                await asyncio.shield(giving)
+            except asyncio.CancelledError:
+                # Stopped while giving back: a run that is not given back waits for its lease.
+                await giving
+                raise
 
     async def _give_back(self, taken: Taken, phase: str, fields: dict[str, Any]) -> None:
         faults.point("before_release")

@@ -566,7 +566,7 @@ def test_a_result_is_reported_once_and_another_one_refused(agent: Agent, runner:
     first, again = agent.post("claims/complete", raw=report), agent.post("claims/complete", raw=report)
     assert (first.status, again.status) == (200, 200)
     assert b'"result":{"n":9007199254740993}' in first.raw
-    for other in (report.replace(b"993", b"994"), report.replace(b"done", b"failed")):
+    for other in (report.replace(b"740993", b"740994"), report.replace(b'"done"', b'"failed"')):
         answer = agent.post("claims/complete", raw=other)
         assert (answer.status, answer.body["code"], answer.body["action"]["state"]) == (409, "outcome_conflict", "done")
     results = Entry.objects.filter(generation_id=log_id, type="tool_result")

@@ -74,6 +74,9 @@ class _Asking:
         working = asyncio.create_task(self._worker.run())
         try:
             await self._follow()
+            if not self.stop.is_set():
+                # The log has its end; the worker that wrote it has still to say so of the run.
+                await self._worker.settle(seconds=5)
         finally:
             self.stop.set()
             await working
